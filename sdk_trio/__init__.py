@@ -1,7 +1,7 @@
-"""A Trio runtime for signed payment webhooks: verified, kept, then handled.
+"""A Trio runtime for signed payment webhooks: verified, stored, then handled.
 
-The names below are imported when they are first used, so that a program pays only for the parts
-that it has. Event classes are in :mod:`sdk_trio.events`, the test kit in :mod:`sdk_trio.testing`.
+The names below are imported when they are first used, so that a program loads only the parts that
+it uses. Event classes are in :mod:`sdk_trio.events`, the test kit in :mod:`sdk_trio.testing`.
 """
 
 from collections.abc import Callable

@@ -11,7 +11,7 @@ from types import FrameType
 
 
 class DeferredSignal:
-    """A deferred signal: ``called`` says whether it has arrived."""
+    """A deferred signal; ``called`` is true once it has arrived."""
 
     def __init__(self) -> None:
         self.called: bool = False
@@ -22,9 +22,9 @@ class DeferredSignal:
 
 
 class Interruption:
-    """The handler of INT until something has started that needs an orderly end."""
+    """The handler of INT until the command starts something that must be shut down in order."""
 
-    #: The command line gives INT back to Python, and knows by this that it is to.
+    #: The command line sees this attribute and returns INT to Python's own handler.
     for_the_start: bool = True
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
@@ -33,14 +33,14 @@ class Interruption:
 
 
 def main() -> int:
-    """Run the command line, from the first moment on with signals that end nothing by accident.
+    """Run the command line; signals during the imports do not end the process by accident.
 
-    HUP, which makes a daemon reload, would end a process that is still starting. INT would print a
-    traceback of some import, or be lost: an exception raised in a callback of an import is printed
-    and forgotten.
+    HUP makes a daemon reload, but would end a process that is still starting. INT would print the
+    traceback of an import, or be lost: an exception raised in a callback of an import is only
+    printed.
     """
     _open_standard_streams()
-    # Garbage of the imports can wait: each command enables the collector afterwards.
+    # No garbage collection during the imports: each command enables the collector afterwards.
     gc.disable()
     hangup = getattr(signal, "SIGHUP", None)
     if hangup is not None and signal.getsignal(hangup) is signal.SIG_DFL:
@@ -53,10 +53,10 @@ def main() -> int:
 
 
 def _open_standard_streams() -> None:
-    """Lead standard streams that the caller has closed (``2>&-``) to the null device.
+    """Redirect standard streams that the caller has closed (``2>&-``) to the null device.
 
-    Python replaces them with None, which cannot be written to. Their numbers would go to the next
-    opened files, such as the store's, and a library's output to number 2 would go there.
+    Python replaces them with None, which cannot be written to. The next opened file, such as the
+    store's, would get their number, and a library's output to descriptor 2 would go there.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:

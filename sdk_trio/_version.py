@@ -1,3 +1,3 @@
-"""The version, for everything that tells it; the package is built with this one too."""
+"""The version of the package; the build reads it from here."""
 
 __version__ = "0.1.0"

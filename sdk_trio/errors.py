@@ -96,9 +96,9 @@ class Problem:
 
 
 class OptionsValidationError(SdkError):
-    """The settings are invalid; ``problems`` lists them all.
+    """The settings are invalid; ``problems`` lists all faults.
 
-    ``warnings`` are oddities of the settings, often the cause of a problem, such as a misspelt key.
+    ``warnings`` lists suspicious settings, such as a misspelt key; they often cause a problem.
     """
 
     exit_code = EXIT_CONFIGURATION
@@ -122,7 +122,7 @@ class NotSupportedError(SdkError):
 
 
 class HandlerAbortedError(SdkError):
-    """A handler raised ``SystemExit`` or similar, or let its own cancellation escape.
+    """A handler raised ``SystemExit`` or similar, or let its own cancellation propagate.
 
     ``on_error`` gets it instead of the original exception, which is its ``__cause__``.
     """
@@ -192,7 +192,7 @@ class EffectError(SdkError):
 
 
 class EventTakenOverError(EffectError):
-    """Another process has claimed the event since; nothing was applied here."""
+    """Another process has claimed the event in the meantime; nothing was applied here."""
 
 
 class TenantError(SdkError):

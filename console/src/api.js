@@ -1,5 +1,5 @@
 // Calls of the admin API. The token stays in this tab (sessionStorage) and goes nowhere but into the
-// Authorization header; a link may bring it in its fragment, which browsers send to nobody.
+// Authorization header; a link may bring it in its fragment, which browsers never send.
 
 const STORED = "sdk-trio-token";
 

@@ -100,7 +100,7 @@ export class Feed {
       this.#store = message.store;
       this.#wait = FIRST_WAIT;
       this.#turn("live");
-      // Views that are open have read before this, the first time, too: nobody told them what came since.
+      // Open views have read their data before this, even the first time, so they do not know later changes.
       this.#tell({ kind: "resumed" });
     } else if (message.kind !== "heartbeat") this.#tell(message);
   }

@@ -34,7 +34,7 @@ export function bytes(value) {
   return `${(value / 1024 / 1024).toFixed(1)} MiB`;
 }
 
-// How far the program's clock is ahead of this one: ages are told by the program's.
+// How far the program's clock is ahead of this one: ages are computed by the program's.
 let ahead = 0;
 
 export function setClock(seconds) {

@@ -31,7 +31,7 @@ export function useData(path, { kinds = [], about, every = 0, parameters = {} } 
         if (!abort.signal.aborted) setState((old) => ({ key, data: old.key === key ? old.data : null, error }));
       }
     };
-    // A look is never broken off for the next one: where answers take longer than the time between
+    // A poll is never cancelled for the next one: where answers take longer than the time between
     // two changes, none would arrive.
     let reading = false;
     let wanted = false;

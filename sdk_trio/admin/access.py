@@ -1,10 +1,10 @@
-"""The rights of requests on the admin address, and their pace.
+"""Access rights and rate limits of requests to the admin address.
 
 - Probes are open: an orchestrator has no token. Their reasons are shown to requests from this
   machine or with the token; a wrong token is refused.
-- ``/metrics`` and ``/healthz`` are open while every address is of this machine (loopback or a Unix
-  socket); otherwise they need the token.
-- ``/api`` needs the token always, but for ``/api/proof``.
+- ``/metrics`` and ``/healthz`` are open while every address belongs to this machine (loopback or a
+  Unix socket); otherwise they need the token.
+- ``/api`` always needs the token, except ``/api/proof``.
 - Everything except probes requires a known ``Host``, so that a web page whose host name points to
   this machine (DNS rebinding) reads nothing. IP addresses cannot be redirected.
 - A changing call must not come from another site's page, and must be allowed by the settings.
@@ -37,7 +37,7 @@ from ..errors import StoreUnavailableError
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """Why a request is refused: the status and a sentence for who sent it.
+    """The refusal of a request: the status and a sentence for the caller.
 
     ``guessed``: a wrong token was given.
     """
@@ -65,7 +65,7 @@ class Access:
 
     @property
     def is_local(self) -> bool:
-        """Whether every address is of this machine only."""
+        """Whether every address is reachable only from this machine."""
         return bool(self.addresses) and all(map(is_of_this_machine, self.addresses))
 
     def has_token(self, headers: Mapping[str, str]) -> bool:
@@ -158,25 +158,25 @@ class Access:
         return Refusal(401, "the token in Sec-WebSocket-Protocol is wrong", guessed=True)
 
 
-#: The scheme of ``Authorization`` in which a caller proves that it knows the token, without sending
-#: it: a nonce of its own and :func:`proof_of` that, with a space between them.
+#: The scheme of ``Authorization`` by which a caller proves that it knows the token, without sending
+#: it. The value is the caller's nonce, a space, and :func:`proof_of` the nonce.
 PROOF_SCHEME = "SDK-Proof"
 
-#: The path that answers such a proof with one of the runtime.
+#: The path that answers such a proof with the runtime's own proof.
 PROOF = "/api/proof"
 
 
 def proof_of(token: str, nonce: str, *, of_runtime: bool) -> str:
     """Return the proof of a caller, or the runtime's answer to it, in hexadecimal digits.
 
-    They differ, so that an impostor on the port cannot send the first one back.
+    The two differ, so that an impostor on the port cannot send the caller's proof back.
     """
     who = "runtime" if of_runtime else "caller"
     return hmac.new(token.encode(), f"sdk-trio {who} {nonce}".encode(), "sha256").hexdigest()
 
 
-#: The subprotocol of the feed, and the prefix of the one with the token: a browser's only way to
-#: send one with WebSocket. A token in the address would be in logs of proxies.
+#: The subprotocol of the feed, and the prefix of the subprotocol that carries the token. A browser
+#: has no other way to send a token with WebSocket: a token in the URL would be in logs of proxies.
 FEED_PROTOCOL = "sdk-trio.feed"
 TOKEN_PROTOCOL = "sdk-trio.token."
 
@@ -260,13 +260,13 @@ class Pacer:
 
 
 class Concurrency:
-    """Bounds the requests in progress, in all and of each source.
+    """Limits the requests in progress, in total and per source.
 
-    Probes are not counted, so connection slots above these bounds are left to them.
+    Probes are not counted: the connection slots above these limits are reserved for them.
 
     Args:
-        most: requests in progress at the same time.
-        most_of_one: of these, requests of one source. Clients without an address (None) are one.
+        most: maximum of requests in progress at the same time.
+        most_of_one: maximum per source. All clients without an address (None) are one source.
     """
 
     def __init__(self, *, most: int, most_of_one: int) -> None:
@@ -300,7 +300,7 @@ _TOKEN_BYTES = 32
 
 @attrs.frozen
 class AdminToken:
-    """The token, and its location for people: a variable, or the path of a file.
+    """The token, and its location in words: a variable, or the path of a file.
 
     Without a token, the location is a text that names the variable to set.
     """
@@ -317,8 +317,8 @@ def provide_token(settings: Settings, environ: Mapping[str, str] = os.environ) -
     deliveries matter more than the admin address.
 
     Raises:
-        StoreUnavailableError: the data directory cannot be used, and the store is in it: the start
-            ends with this one sentence.
+        StoreUnavailableError: the data directory cannot be used, and the store is in it. The start
+            fails with this message only.
     """
     variable = settings.admin.token_env_var
     # Most files of variables leave a line break at the end.
@@ -356,7 +356,7 @@ def _kept(file: Path) -> str | None:
         return None
     with os.fdopen(descriptor, encoding="ascii", errors="replace") as opened:
         token = opened.read(1024).strip()
-        # Checks the open file, not the name, which may refer to another one by now.
+        # Check the open file, not the name, which may refer to another file by now.
         exposed = os.name == "posix" and os.fstat(opened.fileno()).st_mode & 0o077
     # A token that others could read may be known to them, whatever the mode now.
     if token and not exposed:

@@ -1,8 +1,8 @@
 """The API of events, ``/api/events``: listings, one event, groups of dead letters, and replay.
 
-Replaying a whole state is the one call that can do much harm if its filter is wider than meant. So
-a dry run counts the matching events and records them. The token it returns is valid only for the
-same filter, and stands for exactly the counted events.
+Replaying a whole state can do much harm if its filter is wider than intended. A dry run therefore
+counts the matching events and records them. It returns a token that is valid only for the same
+filter, and that stands for exactly the counted events.
 """
 
 import json
@@ -25,14 +25,14 @@ from ..storage.replay import (
     error_group,
     find_meant,
     find_named,
-    put_back,
+    replay_all,
     replay_rows,
 )
 from .query import (
     FILTER,
     LARGEST_REPLAY,
     ListQuery,
-    ReplayOrder,
+    ReplayRequest,
     link_header,
     page_of,
     parse_moment,
@@ -46,7 +46,7 @@ LARGEST_COUNT = 10_000
 #: The events that a dry run shows.
 SAMPLE = 20
 
-#: Dry runs whose events are kept, the newest ones: each of 10 000 takes a megabyte.
+#: The number of dry runs whose events are kept, newest first: each of 10 000 takes a megabyte.
 KEPT_TRIALS = 8
 
 #: Rows that are read from the store at once.
@@ -100,7 +100,7 @@ def problem(status: int, reason: str, *extra: tuple[bytes, bytes]) -> Reply:
 
 
 class OrderedAction(msgspec.Struct, frozen=True):
-    """One action ordered here: what, by whom, from where, and on what."""
+    """One action requested through the API: its name, actor, source address and objects."""
 
     at: float
     action: str
@@ -111,7 +111,7 @@ class OrderedAction(msgspec.Struct, frozen=True):
 
 
 #: Actions kept for ``GET /api/actions``, and the ids that each of them names there. The log has all
-#: of both.
+#: actions and all ids.
 KEPT_ACTIONS = 200
 KEPT_IDS = 20
 
@@ -146,7 +146,7 @@ class Actions:
 
 
 class _Chosen(msgspec.Struct, frozen=True):
-    """The events selected by an order, within one call; ``after`` is where to continue."""
+    """The events selected by a request, within one call; ``after`` is where to continue."""
 
     candidates: Sequence[ReplayCandidate]
     sequences: Sequence[int] = ()
@@ -170,9 +170,9 @@ class EventAnswerer:
 
     Args:
         observed: the program.
-        actions: records the ordered actions.
-        sign: returns the headers of a delivery to be sent again, for a caller on this machine or
-            elsewhere.
+        actions: records the requested actions.
+        sign: returns the headers with which to send a delivery again; its second argument is
+            whether the caller is on this machine.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class EventAnswerer:
         self._observed = observed
         self._actions = actions
         self._sign = sign
-        #: By their tokens; after a restart another dry run is due.
+        #: By their tokens; after a restart, a new dry run is needed.
         self._trials: dict[str, _Trial] = {}
 
     async def list(self, query: ListQuery) -> Reply:
@@ -213,11 +213,11 @@ class EventAnswerer:
         extra = ((b"link", link_header(EVENTS, page.links).encode("ascii")),) if page.links else ()
         return document(200, [listed(record) for record in page.records], *extra)
 
-    async def show(self, webhook_id: str, *, body: bool, here: bool) -> Reply:
+    async def show(self, webhook_id: str, *, body: bool, is_local: bool) -> Reply:
         """Return one event with its failed runs and its neighbours; 404 without one.
 
-        409 where several senders use the id; the answer names their keys. Neighbours are the
-        events before and after it of the same subject and tenant.
+        409 if several senders use the id; the answer names their keys. Neighbours are the events
+        before and after it of the same subject and tenant.
         """
         inbox = self._inbox
         found = await find_meant(inbox, webhook_id)
@@ -228,7 +228,7 @@ class EventAnswerer:
         (record,) = found
         attempts, evidence = await inbox.attempts(record.key), await inbox.evidence(record.key)
         details = shown(record, attempts, evidence, body=body)
-        details["headers"] = [list(header) for header in await self._sign(record, here)]
+        details["headers"] = [list(header) for header in await self._sign(record, is_local)]
         details["previous_key"] = await self._neighbour(record, newer=False)
         details["next_key"] = await self._neighbour(record, newer=True)
         return document(200, details)
@@ -269,7 +269,7 @@ class EventAnswerer:
         rows = sorted(groups.values(), key=lambda row: (-row["count"], row["type"], row["error"]))
         return document(200, {"groups": rows, "counted": counted, "more": more})
 
-    async def replay(self, order: ReplayOrder, *, address: str | None) -> Reply:
+    async def replay(self, order: ReplayRequest, *, address: str | None) -> Reply:
         """Replay events and wake the workers; on cancellation, finished transactions stay.
 
         The log has the ids, the caller's ``address``, and the ``actor`` that the caller names.
@@ -284,7 +284,9 @@ class EventAnswerer:
             trial = self._trials.get(order.confirm)
             if trial is None or trial.filter != _filter(order):
                 return problem(
-                    409, "confirm is of another filter or start, or too old: make a dry run again"
+                    409,
+                    "confirm is too old, or belongs to another filter or to an earlier start: "
+                    "repeat the dry run",
                 )
         chosen = await self._choose(order, trial)
         candidates = chosen.candidates
@@ -295,15 +297,17 @@ class EventAnswerer:
             rows = replay_rows(
                 candidates[:SAMPLE] if order.state else candidates, set(), dry_run=True
             )
-            told = {"events": rows, "replayed": 0, "dry_run": True, "confirm": confirm}
-            return document(200, {**answer, **told})
-        replayed = await self._put_back(possible, order.actor or USUAL_ACTOR, address)
-        told = {"replayed": len(replayed), "dry_run": False, "confirm": order.confirm}
-        return document(200, {"events": replay_rows(candidates, replayed), **answer, **told})
+            summary = {"events": rows, "replayed": 0, "dry_run": True, "confirm": confirm}
+            return document(200, {**answer, **summary})
+        replayed = await self._replay_all(possible, order.actor or USUAL_ACTOR, address)
+        summary = {"replayed": len(replayed), "dry_run": False, "confirm": order.confirm}
+        return document(200, {"events": replay_rows(candidates, replayed), **answer, **summary})
 
-    async def _put_back(self, possible: Sequence[str], actor: str, address: str | None) -> set[str]:
+    async def _replay_all(
+        self, possible: Sequence[str], actor: str, address: str | None
+    ) -> set[str]:
         try:
-            replayed = await put_back(self._inbox, possible)
+            replayed = await replay_all(self._inbox, possible)
         except BaseException:
             # Some of them may have been replayed.
             _log.warning(
@@ -311,7 +315,7 @@ class EventAnswerer:
             )
             raise
         finally:
-            # The workers notice changes of other processes only, and this one made these.
+            # The workers notice only changes by other processes, and this process made these.
             self._observed.wake()
         done = [key for key in possible if key in replayed]
         _log.info(
@@ -320,8 +324,8 @@ class EventAnswerer:
         self._actions.note("replay", actor=actor, address=address, ids=done, logged=True)
         return replayed
 
-    async def _choose(self, order: ReplayOrder, trial: _Trial | None) -> _Chosen:
-        """Return the events of an order: at most :data:`LARGEST_REPLAY`, of a dry run all."""
+    async def _choose(self, order: ReplayRequest, trial: _Trial | None) -> _Chosen:
+        """Return the events of a request: at most :data:`LARGEST_REPLAY`, or all for a dry run."""
         if order.state is None:
             return _Chosen(await find_named(self._inbox, order.ids or ()))
         given = msgspec.structs.asdict(order)
@@ -357,7 +361,7 @@ class EventAnswerer:
                 return _Chosen(found, sequences)
         return _Chosen(found, sequences, True, after)
 
-    def _remember(self, order: ReplayOrder, chosen: _Chosen) -> str:
+    def _remember(self, order: ReplayRequest, chosen: _Chosen) -> str:
         """Store the events of a dry run, and return their token."""
         if len(self._trials) >= KEPT_TRIALS:
             del self._trials[next(iter(self._trials))]
@@ -366,7 +370,7 @@ class EventAnswerer:
         return token
 
     async def tenant_id(self, name: str | None) -> str | None:
-        """Return the id of a tenant that a query names by identifier or id; None of None.
+        """Return the id of a tenant that a query names by identifier or id; None for None.
 
         Raises:
             UnknownTenantError: there is no such tenant.
@@ -381,11 +385,11 @@ class EventAnswerer:
         return self._observed.stores()[0]
 
 
-def _filter(order: ReplayOrder) -> tuple[str | None, ...]:
+def _filter(order: ReplayRequest) -> tuple[str | None, ...]:
     return tuple(getattr(order, name) for name in FILTER)
 
 
-#: Dead letters that are grouped, the newest ones: reading them takes a quarter of a second.
+#: The number of dead letters that are grouped, newest first: reading them takes 0.25 s.
 GROUPED = 5000
 
 #: Events of a subject that are read to find the neighbour of one.

@@ -58,7 +58,7 @@ _log = get_logger("admin")
 #: The largest body of a request, in bytes; an order to replay 1000 long ids fits.
 MAX_BODY_BYTES = 256 * 1024
 
-#: Wrong tokens that are answered per second, after the first few, to slow guessing. A right token
+#: Wrong tokens that are answered per second, after the first few, to slow guessing. A correct token
 #: never waits. Blocking by address would let anyone behind a shared address, or on loopback, lock
 #: out the operator.
 GUESSES_PER_SECOND = 5.0
@@ -68,7 +68,7 @@ GUESS_BURST = 10
 #: guessing cannot use up the connections.
 MOST_GUESSES_WAITING = 16
 
-#: Time limit of a call into the store, in seconds.
+#: Timeout of a call to the store, in seconds.
 CALL_SECONDS = 10.0
 
 #: Requests served per second: scrapers and people stay far below, and a flood takes little of the
@@ -91,11 +91,11 @@ MOST_REPORTED = 100
 
 _CLOSES = (b"connection", b"close")
 
-TOO_LARGE = Refusal(413, f"a body may have {MAX_BODY_BYTES} bytes")
+TOO_LARGE = Refusal(413, f"a body must not exceed {MAX_BODY_BYTES} bytes")
 
 LIVE = "/livez"
 PROBES = (LIVE, "/readyz")
-#: Paths that are answered in any flood: their pace and their connection slots are their own.
+#: Paths that are answered even during a flood: they have their own rate limit and connection slots.
 HEALTH = (*PROBES, "/healthz")
 REPLAY = f"{EVENTS}/replay"
 TRIGGER = f"{EVENTS}/trigger"
@@ -140,7 +140,7 @@ class _Request(msgspec.Struct, frozen=True):
     headers: dict[str, str]
     body: bytes
     address: str | None = None
-    here: bool = False
+    is_local: bool = False
 
 
 class _Route(msgspec.Struct, frozen=True):
@@ -162,7 +162,7 @@ class AdminApp:
         version: of this package.
         concurrency: limits the requests in progress, except probes.
         source_of: maps a client's address to the source that its requests count for.
-        directory: the data directory; None: nothing is kept in files.
+        directory: the data directory; None: nothing is stored in files.
         clock: returns Unix seconds.
         started_at: when the process started, in Unix seconds.
         tolerance: returns the most seconds by which a signature's time may be off.
@@ -261,7 +261,7 @@ class AdminApp:
             _is_here(scope),
         )
         if closes:
-            # Nothing slows these down, so none may reveal whether a token is right.
+            # Nothing slows these down, so none may reveal whether a token is correct.
             request.headers.pop("authorization", None)
         if request.path == FEED:
             await self._serve_feed(request, scope, send)
@@ -308,7 +308,7 @@ class AdminApp:
 
         try:
             if self._nursery is None:
-                raise NotRunningError("the admin address starts or ends")
+                raise NotRunningError("the admin address is starting or stopping")
             if self._feed is None:
                 self._feed = Feed(self._observed, self._source, self._version, clock=self._clock)
                 self._nursery.start_soon(self._feed.run)
@@ -316,11 +316,15 @@ class AdminApp:
             tenant_id = await self._events.tenant_id(query.tenant)
             upgrade = scope["extensions"].get(UPGRADE)
             if query.relay:
-                self._source.relay(request.here)
+                self._source.relay(request.is_local)
             if upgrade is None or upgrade.protocol != b"websocket":
                 return problem(426, "this address speaks WebSocket", (b"upgrade", b"websocket"))
             await self._feed.serve(
-                upgrade, query, tenant_id=tenant_id, address=request.address, here=request.here
+                upgrade,
+                query,
+                tenant_id=tenant_id,
+                address=request.address,
+                is_local=request.is_local,
             )
         except TooManyListenersError as error:
             return problem(503, str(error), (b"retry-after", b"5"))
@@ -394,7 +398,7 @@ class AdminApp:
     async def _answer(self, request: _Request) -> Reply:
         route = self._find(request)
         if route is None:
-            return problem(404, "there is nothing at this path")
+            return problem(404, "nothing is served at this path")
         if route.changes and request.method != "POST":
             return problem(405, "this path changes", (b"allow", b"POST"))
         if not route.changes and request.method not in ("GET", "HEAD"):
@@ -431,7 +435,7 @@ class AdminApp:
             return _Route(self._metrics)
         body, address = request.body, request.address
         if path in (REPLAY, TRIGGER) and request.method in ("GET", "HEAD"):
-            # An event may have that id: its sender chose it.
+            # An event may have this word as its id, because its sender chose it.
             return self._find_event(request)
         if path == REPLAY:
             return _Route(
@@ -446,7 +450,9 @@ class AdminApp:
         if path.startswith(f"{EVENTS}/") and path != f"{EVENTS}/":
             webhook_id = path.removeprefix(f"{EVENTS}/")
             return _Route(
-                lambda: self._events.show(webhook_id, body=parse_show(query), here=request.here)
+                lambda: self._events.show(
+                    webhook_id, body=parse_show(query), is_local=request.is_local
+                )
             )
         return None
 
@@ -464,14 +470,14 @@ class AdminApp:
             "/api/types": _Route(console.types),
             "/api/actions": _Route(console.actions),
             "/api/doctor": _Route(console.doctor, seconds=DOCTOR_SECONDS),
-            "/api/relay": _Route(lambda: console.relay(request.here, self._newest)),
+            "/api/relay": _Route(lambda: console.relay(request.is_local, self._newest)),
             "/api/notifications": _Route(lambda: console.messages(query)),
             "/api/notifications/preview": _Route(lambda: console.preview(query)),
             TENANTS: _Route(lambda: console.tenants(query)),
             TRIGGER: _Route(lambda: console.trigger(body, address), changes=True),
             RETRY: _Route(lambda: console.retry_messages(body, address), changes=True),
             RELAY_SECRET: _Route(
-                lambda: console.relay_secret(body, address, here=request.here), changes=True
+                lambda: console.relay_secret(body, address, is_local=request.is_local), changes=True
             ),
         }
         if (found := routes.get(request.path)) is not None:
@@ -549,7 +555,7 @@ class AdminApp:
         figures, source = self._store.figures, self._source
         events = figures and {str(state): count for state, count in figures.events.items()}
         tenants = figures and figures.tenants
-        checks, told = self._checks(), self._observed.status()
+        checks, program = self._checks(), self._observed.status()
         lag = [
             sample.value
             for sample in self._part_samples()
@@ -568,8 +574,8 @@ class AdminApp:
                 "read_only": self._access.read_only,
                 "features": list(source.features),
                 "queue": {
-                    "depth": told["queue_depth"],
-                    "capacity": told["queue_capacity"],
+                    "depth": program["queue_depth"],
+                    "capacity": program["queue_capacity"],
                     "oldest_seconds": self._store.oldest_seconds(),
                 },
                 "events": events,

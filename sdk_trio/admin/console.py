@@ -32,7 +32,7 @@ from .query import (
     link_header,
     parameters,
     parse_number,
-    parse_order,
+    parse_request,
 )
 
 if TYPE_CHECKING:
@@ -146,14 +146,14 @@ class ConsoleSource(Protocol):
         """
         ...
 
-    async def sign(self, record: DeliveryRecord, here: bool) -> list[tuple[str, str]]:
+    async def sign(self, record: DeliveryRecord, is_local: bool) -> list[tuple[str, str]]:
         """Return the headers of a delivery as a relay sends them; empty if they must not be seen.
 
-        ``here``: whether the caller is on this machine. Remote callers need the relay to be on.
+        ``is_local``: whether the caller is on this machine. Remote callers need the relay to be on.
         """
         ...
 
-    def relay(self, here: bool) -> dict[str, Any]:
+    def relay(self, is_local: bool) -> dict[str, Any]:
         """Return the data that a listener needs to start.
 
         Raises:
@@ -161,12 +161,12 @@ class ConsoleSource(Protocol):
         """
         ...
 
-    def relay_secret(self, here: bool) -> str:
+    def relay_secret(self, is_local: bool) -> str:
         """Return the secret that signs relayed deliveries; raises the same as :meth:`relay`."""
         ...
 
 
-class TransitionOrder(msgspec.Struct, frozen=True):
+class TransitionRequest(msgspec.Struct, frozen=True):
     """The request body of ``POST /api/tenants/{tenant}/transition``."""
 
     transition: Literal["Suspended", "Reactivated", "Deactivated"]
@@ -175,14 +175,14 @@ class TransitionOrder(msgspec.Struct, frozen=True):
     actor: str | None = None
 
 
-class RetryOrder(msgspec.Struct, frozen=True):
+class RetryRequest(msgspec.Struct, frozen=True):
     """The request body of ``POST /api/notifications/retry``: the ids of messages."""
 
     ids: list[str]
     actor: str | None = None
 
 
-class TriggerOrder(msgspec.Struct, frozen=True):
+class TriggerRequest(msgspec.Struct, frozen=True):
     """The request body of ``POST /api/events/trigger``; ``data`` is merged into the sample's."""
 
     type: str
@@ -190,7 +190,7 @@ class TriggerOrder(msgspec.Struct, frozen=True):
     actor: str | None = None
 
 
-class SecretOrder(msgspec.Struct, frozen=True):
+class RelaySecretRequest(msgspec.Struct, frozen=True):
     """The request body of ``POST /api/relay/secret``."""
 
     actor: str | None = None
@@ -288,15 +288,15 @@ class ConsoleAnswerer:
 
         The audit row names the actor and the address of the client.
         """
-        order: TransitionOrder = parse_order(body, TransitionOrder)
+        order: TransitionRequest = parse_request(body, TransitionRequest)
         check_line("reason", order.reason, LONGEST_REASON)
         service = self._source.tenants()
         tenant = await service.get(name)
         actor = order.actor or USUAL_ACTOR
-        told = f"{actor} ({address or 'unix socket'})"
+        named_actor = f"{actor} ({address or 'unix socket'})"
         transition = Transition(order.transition)
         try:
-            result = await _transition(service, transition, tenant, order, told)
+            result = await _transition(service, transition, tenant, order, named_actor)
         except (IllegalTransitionError, TenantConflictError, TenantError) as error:
             return problem(409, str(error))
         self._actions.note(
@@ -343,9 +343,9 @@ class ConsoleAnswerer:
 
     async def retry_messages(self, body: bytes, address: str | None) -> Reply:
         """Retry failed, skipped and unknown messages; ``left`` lists those not retried."""
-        order: RetryOrder = parse_order(body, RetryOrder)
+        order: RetryRequest = parse_request(body, RetryRequest)
         if not 1 <= len(order.ids) <= LARGEST_RETRY:
-            raise BadQueryError(f"ids takes 1 to {LARGEST_RETRY} ids")
+            raise BadQueryError(f"ids must contain 1 to {LARGEST_RETRY} ids")
         ids = [_message_id(text) for text in dict.fromkeys(order.ids)]
         done = [str(id) for id in await self._source.notifications().retry(ids)]
         actor = order.actor or USUAL_ACTOR
@@ -357,21 +357,21 @@ class ConsoleAnswerer:
 
     async def trigger(self, body: bytes, address: str | None) -> Reply:
         """Deliver a signed sample to the receiver; in Development only."""
-        order: TriggerOrder = parse_order(body, TriggerOrder)
+        order: TriggerRequest = parse_request(body, TriggerRequest)
         sent = await self._source.trigger(order.type, order.data)
         actor = order.actor or USUAL_ACTOR
         self._actions.note("trigger", actor=actor, address=address, ids=[sent["webhook_id"]])
         return document(200, sent)
 
-    async def relay(self, here: bool, newest: Callable[[], Awaitable[int]]) -> Reply:
+    async def relay(self, is_local: bool, newest: Callable[[], Awaitable[int]]) -> Reply:
         """Return the data that a listener needs to start."""
-        told = self._source.relay(here)
-        return document(200, {**told, "newest": await newest()})
+        info = self._source.relay(is_local)
+        return document(200, {**info, "newest": await newest()})
 
-    async def relay_secret(self, body: bytes, address: str | None, *, here: bool) -> Reply:
+    async def relay_secret(self, body: bytes, address: str | None, *, is_local: bool) -> Reply:
         """Return the secret that relayed deliveries are signed with."""
-        order: SecretOrder = parse_order(body or b"{}", SecretOrder)
-        secret = self._source.relay_secret(here)
+        order: RelaySecretRequest = parse_request(body or b"{}", RelaySecretRequest)
+        secret = self._source.relay_secret(is_local)
         self._actions.note("relay secret", actor=order.actor or USUAL_ACTOR, address=address)
         await trio.lowlevel.checkpoint()
         return document(200, {"secret": secret})
@@ -381,7 +381,7 @@ async def _transition(
     service: "TenantService",
     transition: Transition,
     tenant: "Tenant",
-    order: TransitionOrder,
+    order: TransitionRequest,
     actor: str,
 ) -> "TransitionResult":
     if transition is Transition.SUSPENDED:
@@ -412,7 +412,7 @@ def _message_id(text: str) -> "NotificationId":
 
     id = parse_notification_id(text)
     if id is None:
-        raise BadQueryError("an id of a message is a number and a channel, such as 17-email")
+        raise BadQueryError("give a message's id as number and channel, such as 17-email")
     return id
 
 

@@ -1,8 +1,8 @@
-"""The feed, ``/feed``: every change, live, over WebSocket, from where a client has stopped.
+"""The feed, ``/feed``: every change, live, over WebSocket; a client resumes where it stopped.
 
 No code in the path of a delivery depends on it. While a listener is connected, one task polls the
 store a few times a second; otherwise nothing runs. Each listener reads deliveries after its own
-position from the store, page by page, at its own pace. So none is missed however slow it is, and no
+position from the store, page by page, at its own pace. So a slow listener misses none, and no
 buffer grows. A position is a sequence of the store. A returning client sends it as ``after`` with
 the name of the store: in another store it means nothing.
 
@@ -65,7 +65,7 @@ MOST_LISTENERS = 32
 HEARTBEAT_SECONDS = 15.0
 PONG_SECONDS = 20.0
 
-#: The longest wait for the answer to a closing frame, in seconds.
+#: Seconds to wait for the answer to a closing frame.
 CLOSE_SECONDS = 0.25
 
 #: Bytes of a listener's message: it has nothing to send.
@@ -94,7 +94,7 @@ KINDS = ("delivery", "changed", "rejected", "tenant")
 
 
 class TooManyListenersError(SdkError):
-    """There are as many listeners as are served."""
+    """The maximum number of listeners is connected."""
 
 
 @attrs.frozen
@@ -130,7 +130,7 @@ def parse_feed(query: bytes) -> FeedQuery:
     """Return the subscription in a query.
 
     Raises:
-        BadQueryError: a parameter is unknown, given twice, or has a value that it does not take.
+        BadQueryError: a parameter is unknown, given twice, or has an invalid value.
     """
     names = tuple(field.name for field in attrs.fields(FeedQuery))
     given = parameters(query, names)
@@ -183,7 +183,7 @@ def without_holes(position: int, records: Sequence[DeliveryRecord], now: float) 
         now: Unix seconds.
     """
     for record in records:
-        # A missing number below one of a while ago was given up, or its row removed.
+        # A number that is missing below an older row was never used, or its row was removed.
         if record.sequence != position + 1 and now - record.received_at < HOLE_SECONDS:
             return position
         position = record.sequence
@@ -200,11 +200,13 @@ def _progress(record: DeliveryRecord) -> _Progress:
 class _Listener:
     """One listener: its subscription, its position, and the changes that wait for it."""
 
-    def __init__(self, query: FeedQuery, tenant_id: str | None, position: int, here: bool) -> None:
+    def __init__(
+        self, query: FeedQuery, tenant_id: str | None, position: int, is_local: bool
+    ) -> None:
         self.query = query
         self.tenant_id = tenant_id
         self.position = position
-        self.here = here
+        self.is_local = is_local
         #: Its position was of another store, so it starts with the first delivery of this one.
         self.replaced = False
         self.flag = Flag()
@@ -301,12 +303,12 @@ class Feed:
         *,
         tenant_id: str | None,
         address: str | None,
-        here: bool,
+        is_local: bool,
     ) -> None:
         """Upgrade a connection and send its subscription until it ends.
 
         Raises:
-            TooManyListenersError: there are enough of them.
+            TooManyListenersError: the maximum is reached.
             NotRunningError: the store is not open.
             StoreUnavailableError: the store is unavailable.
         """
@@ -314,12 +316,12 @@ class Feed:
             # Checked under the lock: otherwise many simultaneous requests would all be below the
             # limit.
             if len(self._listeners) >= MOST_LISTENERS:
-                raise TooManyListenersError(f"{MOST_LISTENERS} listeners are served already")
+                raise TooManyListenersError(f"{MOST_LISTENERS} listeners are already connected")
             if not self._listeners:
                 await self._begin()
             replaced = await self._is_of_another_store(query)
         position = self._position if query.after is None else query.after
-        listener = _Listener(query, tenant_id, 0 if replaced else position, here)
+        listener = _Listener(query, tenant_id, 0 if replaced else position, is_local)
         listener.replaced = replaced
         self._listeners.add(listener)
         self._wanted.set()
@@ -335,7 +337,7 @@ class Feed:
         inbox = self._inbox
         self._store = await inbox.read_checkpoint(STORE_NAME)
         if self._store is None:
-            # Even with a full disk, people must see the feed: it then has no store name.
+            # Even with a full disk the feed must work: it then has no store name.
             with suppress(StoreUnavailableError):
                 await inbox.write_checkpoint(STORE_NAME, str(uuid.uuid4()), once=True)
             self._store = await inbox.read_checkpoint(STORE_NAME)
@@ -360,14 +362,14 @@ class Feed:
                 try:
                     await self._talk(socket, listener)
                 finally:
-                    # The listener may not answer the closing frame, and the server may be ending.
+                    # The listener may not answer the closing frame, and the server may be stopping.
                     with trio.move_on_after(CLOSE_SECONDS, shield=True):
-                        await socket.aclose(1001, "the receiver ends")
+                        await socket.aclose(1001, "the receiver is stopping")
                     nursery.cancel_scope.cancel()
         except* (ConnectionClosed, HandshakeError, trio.BrokenResourceError):
-            pass  # it has left
+            pass  # it has disconnected
         except* (trio.ClosedResourceError, trio.TooSlowError):
-            pass  # it has ended, or answers no ping
+            pass  # it has disconnected, or does not answer pings
         finally:
             with trio.move_on_after(CLOSE_SECONDS, shield=True):
                 await stream.aclose()
@@ -473,7 +475,8 @@ class Feed:
         most = max(1, int(query.most * BUSY_SECONDS))
         newest = await find(after_sequence=listener.position, oldest_first=False, limit=most)
         if len(newest) == most and newest[-1].sequence > listener.position + 1:
-            # On PostgreSQL each day begins with a number of its own: the last one counts then.
+            # On PostgreSQL each day's sequences begin at a new number; compare with the last number
+            # then.
             begin = max(listener.position, newest[-1].sequence >> DAY_BITS << DAY_BITS)
             listener.dropped += newest[-1].sequence - begin - 1
         return newest[::-1]
@@ -485,13 +488,13 @@ class Feed:
             whole = await self._inbox.get(record.key)
             event |= body_fields(None if whole is None else whole.raw)
             if query.relay and whole is not None:
-                event["headers"] = await self._source.sign(whole, listener.here)
+                event["headers"] = await self._source.sign(whole, listener.is_local)
         return event
 
     def _message(self, listener: _Listener, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
         return {"seq": listener.position, "kind": kind, "at": self._clock(), **fields}
 
-    # -- looking -----------------------------------------------------------------------------
+    # -- polling -----------------------------------------------------------------------------
 
     @property
     def _inbox(self) -> Inbox:

@@ -75,7 +75,7 @@ def feed_url(base: str) -> str:
             or ``unix:PATH``, which is returned without a mode.
 
     Raises:
-        FeedRefusedError: it is not such a URL.
+        FeedRefusedError: ``base`` is not such a URL.
     """
     if base.startswith("unix:") and (socket := split_unix(base)[0]):
         return f"unix:{socket}"
@@ -151,10 +151,11 @@ class FeedReader:
     async def __anext__(self) -> dict[str, Any]:
         """Wait for the next message.
 
-        Cancelled, it loses none.
+        Cancellation loses no message.
 
         Raises:
-            FeedRefusedError: the feed refuses it for good: the token, the query, the relay.
+            FeedRefusedError: the feed refuses the token, the query or the relay; a retry would not
+                help.
         """
         try:
             message = await self._receive.receive()
@@ -244,8 +245,8 @@ class FeedReader:
                 with trio.fail_after(SILENT_SECONDS):
                     frame = await socket.get_message()
                 # Bytes: the lines of a text also end at U+2028 or U+0085, within its JSON.
-                told = frame.encode() if isinstance(frame, str) else frame
-                for line in told.splitlines():
+                lines = frame.encode() if isinstance(frame, str) else frame
+                for line in lines.splitlines():
                     message = msgspec.json.decode(line)
                     await self._send.send(message)
                     # The iterator has the message, but its task may not have run yet.
@@ -286,7 +287,7 @@ def _reason(body: bytes | None) -> str:
     try:
         return printable(msgspec.json.decode(body or b"", type=dict[str, str])["error"])
     except (msgspec.DecodeError, KeyError):
-        return "is that the admin address of a receiver of this version?"
+        return "check that it is the admin address of a receiver of this version"
 
 
 class _Exchange:
@@ -324,10 +325,10 @@ class _Exchange:
             theirs = ""
         expected = proof_of(token, nonce, of_runtime=True)
         if not hmac.compare_digest(theirs.encode("utf-8", "replace"), expected.encode()):
-            raise _unproven("its answer is not the receiver's")
+            raise _unproven("the answer does not come from the receiver")
         # If this connection were closed here, the token would be sent over another one.
         if self._http.their_state is not h11.DONE:
-            raise _unproven("it ends the connection")
+            raise _unproven("it closes the connection")
         self._http.start_next_cycle()
 
     async def request(
@@ -367,8 +368,9 @@ class _Exchange:
 def _unproven(reason: str) -> AdminRefusedError:
     return AdminRefusedError(
         0,
-        f"the peer does not prove that it is the receiver ({printable(reason)}), so the token was "
-        "not sent: another program may have taken its port, or the receiver is of another version",
+        f"the peer does not prove that it is the receiver ({printable(reason)}), so the token "
+        "was not sent: another program may have taken its port, or the receiver has another "
+        "version",
     )
 
 

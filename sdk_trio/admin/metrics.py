@@ -1,7 +1,7 @@
 """Every metric of the program: name, kind, labels, meaning; and their text for Prometheus. Pure.
 
 The exposition (format 0.0.4), ``docs/reference/metrics.md`` and the tests of the dashboards read
-this table. A sample of a name that is not here is not shown, so that nothing undocumented ever is.
+this table. A sample whose name is not in the table is not shown, so every metric is documented.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,7 +20,7 @@ CONTENT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
 
 _LABEL_ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
-#: Numbers that the format spells otherwise than Python.
+#: Numbers that the format spells differently from Python.
 _NAMED: Final = {"inf": "+Inf", "-inf": "-Inf", "nan": "NaN"}
 
 _HELP_ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n"})
@@ -41,14 +41,19 @@ class Metric(msgspec.Struct, frozen=True):
 
 
 METRICS: Final = (
-    Metric("sdk_build_info", "gauge", "Versions; always 1.", ("version", "python")),
+    Metric(
+        "sdk_build_info",
+        "gauge",
+        "Versions, as labels; the value is always 1.",
+        ("version", "python"),
+    ),
     Metric(
         "process_start_time_seconds", "gauge", "When this runtime started, in seconds since 1970."
     ),
     Metric(
         "sdk_clock_offset_seconds",
         "gauge",
-        "By how much this host's clock is ahead of the database's. Only with PostgreSQL.",
+        "Seconds by which this host's clock is ahead of the database's; with PostgreSQL only.",
     ),
     Metric("sdk_check_ok", "gauge", "A check of /readyz: 1 passes, 0 fails.", ("check",)),
     Metric(
@@ -62,11 +67,15 @@ METRICS: Final = (
         "counter",
         "How often the event loop was blocked for more than a second.",
     ),
-    Metric("sdk_runtime_blocked_seconds_total", "counter", "For how long it was blocked, in all."),
+    Metric(
+        "sdk_runtime_blocked_seconds_total",
+        "counter",
+        "Total seconds for which the event loop was blocked.",
+    ),
     Metric(
         "sdk_processes",
         "gauge",
-        "If Server:Processes is not 1: configured processes, and those that serve.",
+        "Configured processes and serving processes; only if Server:Processes is not 1.",
         ("state",),
     ),
     Metric(
@@ -96,14 +105,14 @@ METRICS: Final = (
     Metric(
         "sdk_webhook_handler_seconds",
         "histogram",
-        "Time of each run of a handler, whatever its outcome; types outside of the catalogue are "
-        "other.",
+        "Duration of each handler run, whatever its outcome; a type outside the catalogue counts "
+        "as other.",
         ("type", "mode"),
     ),
     Metric(
         "sdk_webhook_secret_matches_total",
         "counter",
-        "Deliveries verified by the secret with this key in the settings.",
+        "Deliveries verified with the secret at this index in the settings.",
         ("index",),
     ),
     Metric(
@@ -121,24 +130,30 @@ METRICS: Final = (
     Metric(
         "sdk_forward_route_state",
         "gauge",
-        "A route: 0 open, 1 waits for its application, 2 paused; of several processes the highest.",
+        "State of a route: 0 open, 1 waiting for its application, 2 paused; the highest of all "
+        "processes.",
         ("route",),
         across="max",
     ),
-    Metric("sdk_forward_seconds", "histogram", "Time of each post.", ("route",)),
+    Metric(
+        "sdk_forward_seconds",
+        "histogram",
+        "Duration of each request to an application.",
+        ("route",),
+    ),
     Metric("sdk_queue_depth", "gauge", "Events that wait in memory for a worker."),
-    Metric("sdk_queue_capacity", "gauge", "The most that sdk_queue_depth can be."),
+    Metric("sdk_queue_capacity", "gauge", "Maximum of sdk_queue_depth."),
     Metric(
         "sdk_queue_oldest_seconds",
         "gauge",
-        "Age of the oldest queued event that waits or runs, retries that wait for their time left "
-        "out; 0 when there is none.",
+        "Age of the oldest queued event that waits or runs, excluding retries that are not due; "
+        "0 if there is none.",
     ),
     Metric(
         "sdk_leases_expired",
         "gauge",
-        "Events whose process hangs or is gone, and that no other one has taken over; above "
-        "0 only for a moment.",
+        "Events of a process that hangs or is gone, not yet claimed by another process; above 0 "
+        "only briefly.",
     ),
     Metric(
         "sdk_leases_held",
@@ -148,35 +163,35 @@ METRICS: Final = (
     Metric(
         "sdk_leases_renewed_total",
         "counter",
-        "Renewals of such leases; those that were lost or given up are results of deliveries.",
+        "Lease renewals; sdk_webhook_deliveries_total counts leases that were lost or given up.",
     ),
     Metric(
         "sdk_store_commit_seconds",
         "histogram",
-        "Time of each transaction that the store has committed: its statements and its sync.",
+        "Duration of each committed transaction of the store: its statements and its sync.",
     ),
     Metric(
         "sdk_store_readers",
         "gauge",
-        "Queries of the store that have a connection, and those that wait for one.",
+        "Queries of the store that have a connection, and queries that wait for one.",
         ("state",),
     ),
     Metric(
         "sdk_certificate_end_time_seconds",
         "gauge",
-        "When the certificate that the receiver shows ends, in seconds since 1970; of several "
-        "processes the earliest. It is there where the receiver itself serves TLS.",
+        "When the receiver's certificate expires, in seconds since 1970; the earliest of all "
+        "processes. Only if the receiver itself serves TLS.",
         across="min",
     ),
     Metric(
         "sdk_disk_free_bytes",
         "gauge",
-        "Free space on the file system of the data directory; there with SQLite.",
+        "Free space on the file system of the data directory; with SQLite only.",
     ),
     Metric(
         "sdk_disk_size_bytes",
         "gauge",
-        "Size of the file system of the data directory, full or not.",
+        "Total size of the file system of the data directory.",
     ),
     Metric("sdk_inbox_events", "gauge", "Events of the inbox in each state.", ("state",)),
     Metric("sdk_tenants", "gauge", "Tenants in each status.", ("status",)),
@@ -189,11 +204,11 @@ METRICS: Final = (
     Metric(
         "sdk_client_circuit_state",
         "gauge",
-        "The circuit breaker: 0 closed, 1 open, 2 probing, 3 isolated by hand; of several "
-        "processes the highest.",
+        "State of the circuit breaker: 0 closed, 1 open, 2 probing, 3 isolated manually; the "
+        "highest of all processes.",
         across="max",
     ),
-    Metric("sdk_client_attempts", "histogram", "Attempts that one call took."),
+    Metric("sdk_client_attempts", "histogram", "Attempts per call."),
     Metric(
         "sdk_notifications_total",
         "counter",
@@ -203,8 +218,8 @@ METRICS: Final = (
     Metric(
         "sdk_replication_lag_seconds",
         "gauge",
-        "How far the replica of a tenant's database that lags most is behind; +Inf while one was "
-        "never in step.",
+        "The largest lag of any replica of a tenant's database; +Inf while one has never caught "
+        "up.",
     ),
     Metric(
         "sdk_replication_databases",
@@ -215,7 +230,7 @@ METRICS: Final = (
     Metric(
         "sdk_replication_verified_age_seconds",
         "gauge",
-        "How long ago every active tenant's replica was restored and found good.",
+        "Time since the replicas of all active tenants were last restored and verified.",
     ),
 )
 
@@ -254,7 +269,7 @@ def add_up(processes: Iterable[Iterable[Sample]]) -> list[Sample]:
 
 
 def lasting(samples: Iterable[Sample]) -> list[Sample]:
-    """Return the samples that count, so that they outlast their process; no gauges."""
+    """Return the counters and histograms, whose values must outlast their process; no gauges."""
     found = ((sample, metric_of(sample.name)) for sample in samples)
     return [sample for sample, metric in found if metric is not None and metric.kind != "gauge"]
 

@@ -1,4 +1,4 @@
-"""The queries and orders of the admin address's API: their parts, valid values, and pages. Pure.
+"""The queries and request bodies of the admin API: their fields, valid values, and pages. Pure.
 
 Anyone with the token may write them by hand, so unknown parameters are refused by name: a misspelt
 one would otherwise select every event.
@@ -22,10 +22,10 @@ from ..records.deliveries import DeliveryRecord, DeliveryState
 LARGEST_LIMIT = 500
 USUAL_LIMIT = 50
 
-#: The most events that one call replays; the answer says whether there are more.
+#: The maximum number of events that one call replays; the answer shows whether there are more.
 LARGEST_REPLAY = 1000
 
-#: The most characters of a name in the log.
+#: The maximum length of a name in the log, in characters.
 LONGEST_ACTOR = 100
 
 #: One line of text: no control characters, line breaks or characters that reverse the direction.
@@ -73,12 +73,12 @@ class ListQuery(msgspec.Struct, frozen=True):
     order: Literal["newest", "oldest"] = "newest"
 
 
-class ReplayOrder(msgspec.Struct, frozen=True):
-    """The order of ``POST /api/events/replay``: events by id, or those of a state.
+class ReplayRequest(msgspec.Struct, frozen=True):
+    """The body of ``POST /api/events/replay``: events by id, or those of a state.
 
     ``error`` is a group of ``storage.replay.error_group``; ``after`` is where the last answer
-    stopped; ``confirm`` is the token of a dry run of the same filter. ``actor`` is who orders it,
-    for the log.
+    stopped; ``confirm`` is the token of a dry run of the same filter. ``actor`` is the person who
+    requests it, for the log.
     """
 
     ids: list[str] | None = None
@@ -94,7 +94,7 @@ class ReplayOrder(msgspec.Struct, frozen=True):
     actor: str | None = None
 
 
-#: Fields that choose among the events of a state; the token of a dry run is of all of them.
+#: Fields that filter the events of a state; the token of a dry run covers all of them.
 FILTER = ("state", "type", "tenant", "error", "since", "until")
 
 
@@ -102,7 +102,7 @@ def parse_list(query: bytes) -> ListQuery:
     """Return the parameters of a listing.
 
     Raises:
-        BadQueryError: a parameter is unknown, given twice, or has a value that it does not take.
+        BadQueryError: a parameter is unknown, given twice, or has an invalid value.
     """
     given = parameters(query, ListQuery.__struct_fields__)
     state, order = given.get("state"), given.get("order")
@@ -132,7 +132,7 @@ def parse_show(query: bytes) -> bool:
     """Return whether the body of an event is requested.
 
     Raises:
-        BadQueryError: a parameter is unknown or has a value that it does not take.
+        BadQueryError: a parameter is unknown or has an invalid value.
     """
     body = parameters(query, ("body",)).get("body", "0")
     if body not in ("0", "1"):
@@ -140,13 +140,13 @@ def parse_show(query: bytes) -> bool:
     return body == "1"
 
 
-def parse_replay(body: bytes) -> ReplayOrder:
-    """Return the order of a replay.
+def parse_replay(body: bytes) -> ReplayRequest:
+    """Return the request of a replay.
 
     Raises:
         BadQueryError: it is not a JSON object of that form.
     """
-    order: ReplayOrder = parse_order(body, ReplayOrder)
+    order: ReplayRequest = parse_request(body, ReplayRequest)
     given = {
         name: value for name, value in msgspec.structs.asdict(order).items() if value is not None
     }
@@ -154,9 +154,11 @@ def parse_replay(body: bytes) -> ReplayOrder:
         raise BadQueryError("give ids, or a state (dead, parked or retrying); not both")
     chosen = [name for name in (*FILTER[1:], "after", "confirm") if name in given]
     if order.ids is not None and chosen:
-        raise BadQueryError(f"{chosen[0]} chooses among a state; leave it out with ids")
+        raise BadQueryError(
+            f"{chosen[0]} filters the events of a state; remove it, or give a state instead of ids"
+        )
     if order.ids is not None and not 1 <= len(order.ids) <= LARGEST_REPLAY:
-        raise BadQueryError(f"ids takes 1 to {LARGEST_REPLAY} ids")
+        raise BadQueryError(f"ids must contain 1 to {LARGEST_REPLAY} ids")
     if order.after is not None and not 0 <= order.after <= LARGEST_SEQUENCE:
         raise BadQueryError(f"after takes a number from 0 to {LARGEST_SEQUENCE}")
     for name in ("since", "until"):
@@ -165,16 +167,16 @@ def parse_replay(body: bytes) -> ReplayOrder:
 
 
 def check_line(name: str, text: str | None, longest: int) -> None:
-    """Raise :class:`BadQueryError` for a field that is given and no :data:`LINE`."""
+    """Raise :class:`BadQueryError` for a given field that does not match :data:`LINE`."""
     if text is not None and not (len(text) <= longest and re.search(LINE, text)):
         raise BadQueryError(f"{name} takes 1 to {longest} characters without control characters")
 
 
-def parse_order(body: bytes, kind: type[Any]) -> Any:
-    """Return the order of a changing call: a JSON object with the fields of ``kind``.
+def parse_request(body: bytes, kind: type[Any]) -> Any:
+    """Return the body of a changing call: a JSON object with the fields of ``kind``.
 
     Raises:
-        BadQueryError: it is none, or has another field.
+        BadQueryError: it is not one, or has an unknown field.
     """
     try:
         given = msgspec.json.decode(body, type=dict[str, Any])

@@ -159,7 +159,7 @@ class StoreObserver:
     # -- for requests ------------------------------------------------------------------------
 
     async def wait_for_check(self) -> None:
-        """Wait until the store was tried a moment ago, or until that takes too long."""
+        """Wait until there is a recent write check of the store, or until that takes too long."""
         await self._wait(lambda: trio.current_time() < self._written_at + FRESH_SECONDS)
 
     async def wait_for_figures(self) -> None:
@@ -179,10 +179,11 @@ class StoreObserver:
         return Check("store", self._fault is None, self._fault or "writes")
 
     def clock_check(self, tolerance: float) -> Check | None:
-        """Compare this host's clock with the store's, by the last poll; None: it has no other.
+        """Compare this host's clock with the store's, by the last poll; None: the store has no
+        clock.
 
-        Signatures are checked by this host's clock, and ``tolerance`` is the most by which they may
-        differ from it, in seconds.
+        Signatures are checked by this host's clock, and ``tolerance`` is the maximum difference, in
+        seconds.
         """
         offset = self._clock_offset
         if offset is None:
@@ -197,7 +198,7 @@ class StoreObserver:
         return Check("clock", True, f"{detail}; {remedy}", degraded=True)
 
     def check_leases(self) -> Check:
-        """Return whether events wait that no process runs, by the last count; never unready.
+        """Report events that no process runs, by the last count; this check never makes us unready.
 
         Other processes still accept deliveries, and one that is removed from a load balancer would
         not run these events either.
@@ -208,7 +209,7 @@ class StoreObserver:
         if not expired:
             oldest = self.oldest_seconds()
             return Check(
-                "leases", True, f"none is overdue; the oldest event came {oldest:.0f} s ago"
+                "leases", True, f"none is overdue; the oldest event arrived {oldest:.0f} s ago"
             )
         return Check(
             "leases",
@@ -219,7 +220,7 @@ class StoreObserver:
         )
 
     def samples(self) -> Iterator[Sample]:
-        """Return the metrics of the store: its events, its oldest one, its tenants, its disk."""
+        """Return the metrics of the store: its events, its oldest event, its tenants, its disk."""
         if self._clock_offset is not None:
             yield Sample("sdk_clock_offset_seconds", (), round(self._clock_offset, 3))
         figures = self.figures

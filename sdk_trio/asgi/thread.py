@@ -33,17 +33,17 @@ from ..webhooks.run import LEFT_BEHIND
 
 _log = get_logger("runtime")
 
-#: The seconds after the drain's time for cancelled handlers and the store to end: the runtime waits
-#: 5 s for the outcomes of inline runs, and for its report.
+#: Seconds after the drain timeout in which cancelled handlers and the store must end: the runtime
+#: waits 5 s for the outcomes of inline runs, and for its report.
 GRACE_SECONDS = 6.0
 
 #: The seconds for releasing the events of handlers that do not end.
 LEAVE_SECONDS = 1.5
 
-#: The response of a receiver that does not run.
+#: The response while the receiver does not run.
 UNAVAILABLE: Whole = answers.unavailable(UNAVAILABLE_RETRY_SECONDS)
 
-_REASON = "the server stops"
+_REASON = "the server is stopping"
 
 
 class RuntimeThread:

@@ -47,7 +47,7 @@ class Threaded:
     Args:
         settings: validated settings of :func:`sdk_trio.load_settings`.
         handlers: the handlers by event type; those of ``asyncio=True`` run on the server's loop.
-        client, standalone, client_factory, host_upgrade, quiescence, channels: as of
+        client, standalone, client_factory, host_upgrade, quiescence, channels: as for
             :class:`~sdk_trio.Runtime`.
     """
 
@@ -97,9 +97,9 @@ class Threaded:
         """Start the runtime, and drain it at the end of the block.
 
         It ignores its argument, which FastAPI, Starlette and Litestar pass to a ``lifespan``.
-        Inside your own lifespan, write ``async with receiver.lifespan(): ...``. The end takes as
-        long as the drain, or a few seconds more if handlers do not end. These are logged and
-        abandoned in their threads, because the process is about to end.
+        Inside your own lifespan, write ``async with receiver.lifespan(): ...``. Leaving the block
+        takes as long as the drain, or a few seconds more if handlers do not end. Such handlers are
+        logged and abandoned in their threads, because the process is about to end.
 
         Raises:
             StoreLockedError: another process, such as a second worker, uses the data directory.

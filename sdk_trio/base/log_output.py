@@ -36,7 +36,7 @@ WRITE_BYTES: int = getattr(select, "PIPE_BUF", 4096)
 #: and at full load one iteration has more than ``WRITE_BYTES``.
 FILE_WRITE_BYTES = 1 << 16
 
-#: The most lines gathered in one iteration of the loop, which bounds their memory.
+#: The maximum number of lines gathered in one iteration of the loop, which bounds their memory.
 BATCH_LINES = 128
 
 #: Seconds before the thread retries a failing descriptor: a full disk, a pipe closed by its reader.
@@ -91,7 +91,7 @@ def target_of(stream: TextIO) -> LogDescriptor:
     The descriptor itself must not get ``O_NONBLOCK``: the flag belongs to the open file, which a
     shell and other programs at the terminal share, and their writes would fail with EAGAIN. Calling
     ``poll`` first is not enough: another program may fill the pipe in between, and a terminal
-    counts as writable with room for one byte. A pipe or terminal is therefore reopened under
+    counts as writable if it can take one byte. A pipe or terminal is therefore reopened under
     ``/proc/self/fd``, which gives an open file of our own; a socket has a flag per send. Where
     neither works (another user's pipe, other systems), the thread does all writes. A regular file
     is written directly, since the kernel buffers the write.

@@ -529,8 +529,8 @@ def render_terminal(event: Mapping[str, Any], *, colors: bool, width: int) -> st
     lines = []
     for key in (key for key in event if key not in _NO_FIELDS):
         field = f"{key}={_console_value(event[key])}"
-        room = max(width - len(indent), 20)
-        for part in textwrap.wrap(field, room, break_long_words=False, break_on_hyphens=False):
+        available = max(width - len(indent), 20)
+        for part in textwrap.wrap(field, available, break_long_words=False, break_on_hyphens=False):
             if used + 1 + len(part) > width:
                 lines.append(line)
                 line, used = indent, len(indent)

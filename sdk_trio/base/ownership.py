@@ -1,7 +1,8 @@
-"""Ownership of files and links: files of other users are refused. Does I/O.
+"""Check the owner of files and links, and refuse files of other users. Does I/O.
 
-These files are found without being named. A user who can write one would choose addresses, programs
-and the upstream of any command run in that directory (CWE-427; compare git's safe.directory).
+These files are found in the working directory, without being named by the user. Another user who
+can write one would choose the addresses, programs and upstream of any command run in that directory
+(CWE-427; compare git's safe.directory).
 """
 
 import os

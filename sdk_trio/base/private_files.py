@@ -1,10 +1,10 @@
-"""Directories and files of this user alone: customers' data and secrets.
+"""Directories and files that only this user can access: customers' data and secrets.
 
 If another user could write into such a directory, a symbolic link in place of one of its files
 would choose what this process overwrites, and a planted token would be believed. So such a
-directory is refused, and its files are opened without following links. One that others can merely
-enter, as systemd and mkdir make it, is used as long as they can read nothing in it: every file is
-made for its owner alone.
+directory is refused, and its files are opened without following links. A directory that others can
+only enter, as systemd and mkdir create it, is accepted while they can read nothing in it: every
+file is created for its owner only.
 """
 
 import os
@@ -21,29 +21,29 @@ _GROUP_OR_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _WRITABLE = stat.S_IWGRP | stat.S_IWOTH
 _ENTERED = stat.S_IXGRP | stat.S_IXOTH
 
-#: The most files that others can read which an error names.
+#: The maximum number of readable files that an error names.
 _FILES_NAMED = 3
 
-#: The most bytes that are read of a private file; tokens and process ids are small.
+#: The maximum number of bytes read from a private file; tokens and process ids are small.
 _LARGEST_PRIVATE = 65_536
 
 
 class ExposedDirectoryError(StoreUnavailableError):
-    """The data directory belongs to another user, or others can write it or read what it holds."""
+    """The data directory belongs to another user, or others can write it or read its files."""
 
     exit_code = EXIT_CONFIGURATION
 
 
 class ForeignFileError(OSError):
-    """A file of the data directory belongs to another user, is a link, or is no ordinary file."""
+    """A file of the data directory belongs to another user, is a link, or is not a regular file."""
 
 
 def create_data_directory(path: str | os.PathLike[str]) -> Path:
-    """Create ``path`` if it does not exist, for this user alone (mode 0700), and return it.
+    """Create ``path`` if it does not exist, for this user only (mode 0700), and return it.
 
     Raises:
-        StoreUnavailableError: it cannot be created, or is no directory.
-        ExposedDirectoryError: others can write it or read what it holds; it is left as it is.
+        StoreUnavailableError: it cannot be created, or is not a directory.
+        ExposedDirectoryError: others can write it or read its files; it is not changed.
     """
     directory = Path(path)
     try:
@@ -67,14 +67,14 @@ def require_usable(path: str | os.PathLike[str]) -> None:
     try:
         if directory.exists():
             if not directory.is_dir():
-                raise _not_created(path, "it is no directory")
+                raise _not_created(path, "it is not a directory")
             fault = exposure(directory)
             if fault is not None:
                 raise ExposedDirectoryError(f"the data directory {path} {fault}")
         else:
             above = next(each for each in directory.parents if each.exists())
             if not (above.is_dir() and os.access(above, os.W_OK | os.X_OK)):
-                raise _not_created(path, f"{above} is no directory that this user can write")
+                raise _not_created(path, f"this user cannot write to {above}")
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise _not_created(path, reason) from error
@@ -83,14 +83,15 @@ def require_usable(path: str | os.PathLike[str]) -> None:
 def _not_created(path: str | os.PathLike[str], reason: str | None) -> StoreUnavailableError:
     return StoreUnavailableError(
         f"the data directory {path} cannot be created ({reason}); create it for this user, or set "
-        "Sdk:Storage:Path to a directory that is writable"
+        "Sdk:Storage:Path to a writable directory"
     )
 
 
 def exposure(directory: Path) -> str | None:
     """Describe who else can use an existing directory and what to do; None: no other user.
 
-    It is not put right here: what others may have left in it should be looked at first.
+    The mode is not corrected automatically: a person should first check the directory for files
+    that others may have left.
 
     Raises:
         OSError: it cannot be looked at.
@@ -112,8 +113,8 @@ def exposure(directory: Path) -> str | None:
     if status.st_mode & _WRITABLE:
         return (
             f"is open to other users, who can write into it (mode {mode}): chmod 0700 "
-            f"{directory.absolute()}, after a look at what they may have left in it; {other}"
-            "for this user alone"
+            f"{directory.absolute()}, after checking it for files that they may have left; "
+            f"{other}for this user alone"
         )
     if status.st_mode & _ENTERED and (files := _open_files(directory)):
         return (
@@ -124,7 +125,7 @@ def exposure(directory: Path) -> str | None:
 
 
 def visibility(directory: Path) -> str | None:
-    """Say that others can see the names in a directory that :func:`exposure` accepts, or None.
+    """Describe that others can see the names in a directory that :func:`exposure` accepts, or None.
 
     Raises:
         OSError: it cannot be looked at.
@@ -135,13 +136,14 @@ def visibility(directory: Path) -> str | None:
     if not mode & _GROUP_OR_OTHERS:
         return None
     return (
-        f"can be entered or listed by other users (mode {mode:04o}), who can read none of its "
-        f"files: chmod 0700 {directory.absolute()}, or StateDirectoryMode=0700 in a unit of systemd"
+        f"can be entered or listed by other users (mode {mode:04o}), who cannot read any of its "
+        f"files: chmod 0700 {directory.absolute()}, or StateDirectoryMode=0700 in a unit of "
+        "systemd"
     )
 
 
 def _open_files(directory: Path) -> list[str]:
-    """Name a few of what others can read or write in a directory that they can enter."""
+    """Return a few files that others can read or write in a directory that they can enter."""
     found = []
     with os.scandir(directory) as entries:
         for entry in entries:
@@ -158,12 +160,12 @@ def keep_files_private() -> None:
 
     It sets the umask, so only this package's own programs call it; an embedding host has its own.
     """
-    # SQLite, filelock and handlers make files, too, of whose mode we have no say but this one.
+    # SQLite, filelock and handlers create files as well, and only the umask controls their mode.
     os.umask(0o077)
 
 
 def write_private(file: Path, text: str, *, mode: int = 0o600) -> None:
-    """Replace ``file`` by a new one with this text, for this user alone (mode 0600).
+    """Replace ``file`` with a new one with this text, for this user only (mode 0600).
 
     A symbolic link in its place is replaced and never followed. A reader sees the whole new text or
     the whole old one. Another ``mode`` opens the file to others, as far as the umask allows.
@@ -189,8 +191,8 @@ def open_private(file: Path) -> int:
     """Open a file for reading without following links, and return its descriptor.
 
     Raises:
-        FileNotFoundError: there is none.
-        ForeignFileError: it is a link, no ordinary file, or belongs to another user.
+        FileNotFoundError: the file does not exist.
+        ForeignFileError: it is a link, not a regular file, or belongs to another user.
         OSError: it cannot be opened.
     """
     if file.is_symlink():
@@ -204,17 +206,15 @@ def open_private(file: Path) -> int:
         return descriptor
     os.close(descriptor)
     raise ForeignFileError(
-        f"{file.absolute()} belongs to the user {user_name(status.st_uid)}, or is no ordinary "
-        "file: look at it, and remove it"
+        f"{file.absolute()} belongs to the user {user_name(status.st_uid)}, or is not a regular "
+        "file: check it, and remove it"
     )
 
 
 def read_private(file: Path) -> str:
     """Return the text of a file of this user or root; see :func:`open_private`.
 
-    Raises:
-        OSError: see there.
-        UnicodeDecodeError: it is no text.
+    Raises: OSError: see there. UnicodeDecodeError: it is not UTF-8 text.
     """
     with os.fdopen(open_private(file), "rb") as opened:
         return opened.read(_LARGEST_PRIVATE).decode("utf-8")

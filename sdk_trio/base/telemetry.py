@@ -36,7 +36,8 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 class Check(msgspec.Struct, frozen=True):
-    """The health of one part: ``ok`` False makes the process unready, ``degraded`` does not.
+    """The health of one part: if ``ok`` is False the process is unready; ``degraded`` has no effect
+    on that.
 
     ``detail`` is one line for people: the reason, or the figures. It must not contain secrets.
     """

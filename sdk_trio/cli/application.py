@@ -60,12 +60,12 @@ def import_part(option: str, reference: str, kind: type[T], *, example: str) -> 
     Args:
         option: the option that took ``reference``, for messages.
         reference: a module's name, a colon, and an attribute or a path of attributes.
-        kind: the class that the object has to be of.
+        kind: the required class of the object.
         example: a reference for messages, such as ``app:handlers``.
 
     Raises:
         UsageError: the text is not of that form.
-        AppNotFoundError: no such module or attribute, or it is of another class.
+        AppNotFoundError: there is no such module or attribute, or it has another class.
         AppBrokenError: the import raised; the exception is the cause.
     """
     module_name, colon, attribute = reference.partition(":")
@@ -246,7 +246,8 @@ def init_arguments(parser: ArgumentParser) -> None:
 
 
 def init(arguments: Namespace) -> int:
-    """Write the files and print their names; nothing at all if one exists, without ``--force``.
+    """Write the files and print their names; write nothing if one exists, unless ``--force`` is
+    given.
 
     Raises:
         FilesExistError: it names every one that exists.
@@ -291,7 +292,7 @@ def _complete_gitignore(file: Path) -> bool:
     missing = [line for line in GITIGNORE_LINES if line not in text.splitlines()]
     if not missing:
         return False
-    # A last line without a line break must not grow together with the first new one.
+    # A last line without a line break must not be joined with the first new line.
     separator = "" if not text or text.endswith("\n") else "\n"
     write_private(file, text + separator + "\n".join(missing) + "\n", mode=0o644)
     return True

@@ -60,7 +60,7 @@ def _offer(parser: Parser, paths: dict[str, Any]) -> None:
             for below in action.choices.values():
                 _offer(below, paths)
         elif action.dest == "type" and action.metavar in _TYPES:
-            # Not for parsing: any text is a type there, and patterns are, too.
+            # Only for completion: the parser accepts any text as a type, and patterns as well.
             action.choices = [row.wire_type for row in DEFAULT_CATALOG]
         elif action.metavar in _FILES | _DIRECTORIES:
             kind = "file" if action.metavar in _FILES else "directory"
@@ -68,7 +68,7 @@ def _offer(parser: Parser, paths: dict[str, Any]) -> None:
 
 
 def _add_words(commands: Any) -> None:
-    """Add ``help`` and ``version``, which the parser gets as options."""
+    """Add ``help`` and ``version``, which the parser receives as options."""
     words = list(dict.fromkeys(word for row in COMMANDS for word in row.words.split()))
 
     def fill(parser: Parser) -> None:

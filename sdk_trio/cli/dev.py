@@ -1,4 +1,4 @@
-"""``dev``: a receiver to try, without any configuration file."""
+"""``dev``: run a receiver to try, without any configuration file."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ if not describing():
     from ..webhooks.simulator import PREFIX
     from .application import import_registry
     from .main import release_collector
-    from .run import announcement, begin_logs, own_process, serve, tell_console
+    from .run import announcement, begin_logs, configure_console, own_process, serve
     from .settings import DEV_DEFAULTS, assignments, read
     from .sign import DEV_SECRET_NAME, provide_dev_secret
     from .terminal import print_text, program_name, say
@@ -78,13 +78,12 @@ def dev(arguments: Namespace) -> int:
     Raises:
         SdkError: it could not start.
     """
-    # A secret is generated and the simulator signs with it: nothing of that may happen in
-    # Production.
+    # A secret is generated and the simulator signs with it. Neither may happen in Production.
     _refuse_another_environment(arguments)
     if arguments.reload:
         return run_reloading(Path.cwd(), arguments.config)
     keep_files_private()
-    # Set before the settings are read, so that their errors are shown in full, too.
+    # Set before the settings are read, so that their errors are also shown in full.
     arguments.development = True
     loaded = read(
         arguments,
@@ -96,11 +95,11 @@ def dev(arguments: Namespace) -> int:
     )
     begin_logs(loaded)
     settings = _for_development(loaded)
-    # The handlers that log would take each event before a route does.
+    # The logging handlers would take each event before a route does.
     plain = HandlerRegistry() if settings.forward.all_routes else logging_handlers()
     handlers = import_registry(arguments.app) if arguments.app else plain
     runtime = Runtime(settings, handlers, quiescence=own_process(settings))
-    tell_console(runtime, loaded, arguments)
+    configure_console(runtime, loaded, arguments)
 
     @contextmanager
     def announce(started: Started) -> Iterator[None]:
@@ -109,7 +108,7 @@ def dev(arguments: Namespace) -> int:
             token = runtime.administrator.token if started.admin else None
             options = _settings_arguments(arguments)
             print_text(guide(settings, started, options, token, sample_of(handlers)))
-            # A pipe would delay the guide until much more was printed.
+            # Flush, because a pipe would buffer the guide.
             sys.stdout.flush()
             yield
 
@@ -175,7 +174,7 @@ def run_reloading(directory: Path, others: Sequence[str]) -> int:
                     asked = len(wanted)
         if wanted:
             return process.wait()
-        say(f"{os.path.relpath(changed[0], directory)} has changed: starting again")
+        say(f"{os.path.relpath(changed[0], directory)} has changed: restarting")
 
 
 def logging_handlers() -> HandlerRegistry:
@@ -189,19 +188,18 @@ def logging_handlers() -> HandlerRegistry:
             type=event.type,
             subject=getattr(event.data, "id", None),
         )
-        # A handler in which nothing waits would handle a full queue without letting others run.
+        # A handler that never waits would handle a full queue without letting other tasks run.
         await trio.lowlevel.checkpoint()
 
-    # Each type, although a fallback would do: the check at start-up then has nothing to complain
-    # about.
+    # Register each type, although a fallback would suffice: the startup check then reports nothing.
     for row in handlers.catalog:
         handlers.register(row.event_class, log_event, enqueue=True)
-    # Enqueued, so that a trial shows the queue at work.
+    # Enqueued, so that a trial uses the queue.
     handlers.fallback(log_event, enqueue=True)
     return handlers
 
 
-#: The type of the sample in the guide, where no application handles others.
+#: The type of the sample in the guide, unless the application handles others.
 USUAL_SAMPLE = "order.created"
 
 
@@ -258,7 +256,8 @@ def _refuse_another_environment(arguments: Namespace) -> None:
         is_environment = split_mapping_key(key)[-1].casefold() == "environment"
         if is_environment and environment_meant(value) != DEVELOPMENT:
             raise UsageError(
-                f"--set {key}: 'dev' is the Development environment; use 'run' for another one"
+                f"--set {key}: 'dev' always uses the Development environment; use 'run' for "
+                "another one"
             )
 
 
@@ -291,7 +290,7 @@ def _free_address(address: str) -> str:
     """Return ``HOST:PORT``, with port 0 if another program listens there."""
     host, _, port = address.rpartition(":")
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        # As the server does: a port that is in TIME_WAIT since the last trial is free.
+        # As the server does: a port in TIME_WAIT since the last trial counts as free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, int(port)))
@@ -305,7 +304,7 @@ def _settings_arguments(arguments: Namespace) -> list[str]:
     """Return the arguments that another command needs to find the same settings."""
     words: list[str] = []
     for file in arguments.config:
-        # --app and the rest are of no use to other commands.
+        # Other commands do not need --app and the rest.
         words += ["--config", file]
     for assignment in arguments.set:
         key = split_mapping_key(assignment.partition("=")[0].strip().casefold())

@@ -48,7 +48,7 @@ if not describing():
         find_chosen,
         find_meant,
         find_named,
-        put_back,
+        replay_all,
         replay_rows,
     )
     from ..webhooks.routes import first_match, routes_of
@@ -107,10 +107,10 @@ def list_arguments(parser: ArgumentParser) -> None:
         "--state", choices=[state.value for state in DeliveryState], help="only this state"
     )
     parser.add_argument(
-        "--subject", metavar="ID", help="only events about this, such as an order's id"
+        "--subject", metavar="ID", help="only events about this object, such as an order's id"
     )
     parser.add_argument("--tenant", metavar="T", help="only this tenant's, by name or id")
-    add_moment(parser, "--since", "only arrivals since")
+    add_moment(parser, "--since", "only events received since T")
     add_limit(parser)
     add_format(parser)
 
@@ -261,23 +261,25 @@ def replay_arguments(parser: ArgumentParser) -> None:
         help="every event in this state, instead of ids",
     )
     parser.add_argument("--type", metavar="T", help="with --state: only this event type")
-    parser.add_argument("--subject", metavar="ID", help="with --state: only events about this")
-    parser.add_argument("--tenant", metavar="T", help="with --state: only this tenant's")
-    add_moment(parser, "--since", "with --state: only since")
-    add_moment(parser, "--until", "with --state: only before")
+    parser.add_argument(
+        "--subject", metavar="ID", help="with --state: only events about this object"
+    )
+    parser.add_argument("--tenant", metavar="T", help="with --state: only this tenant's events")
+    add_moment(parser, "--since", "with --state: only events received since T")
+    add_moment(parser, "--until", "with --state: only events received before T")
     parser.add_argument(
         "--error",
         metavar="TEXT",
-        help="with --state: only where the last error is this one; numbers and ids do not count",
+        help="with --state: only events with this last error; numbers and ids may differ",
     )
     parser.add_argument("--route", metavar="R", help="with --state: only events of this route")
     parser.add_argument(
         "--again",
         action="store_true",
-        help="with ids: done events, too; their effects are repeated",
+        help="with ids: replay done events as well, which repeats their effects",
     )
-    parser.add_argument("--dry-run", action="store_true", help="show the events to replay")
-    parser.add_argument("--yes", action="store_true", help="do not ask")
+    parser.add_argument("--dry-run", action="store_true", help="list the events, replay none")
+    parser.add_argument("--yes", action="store_true", help="do not ask for confirmation")
     add_format(parser)
 
 
@@ -293,8 +295,8 @@ def replay(arguments: Namespace) -> int:
     choices = ("type", "subject", "tenant", "since", "until", "error", "route")
     if arguments.ids and any(getattr(arguments, each) is not None for each in choices):
         raise UsageError(
-            "--type, --subject, --tenant, --since, --until, --error and --route choose among a "
-            "--state; leave them out with ids"
+            "--type, --subject, --tenant, --since, --until, --error and --route filter the events "
+            "of a --state: remove them, or give a --state instead of ids"
         )
     if arguments.again and not arguments.ids:
         raise UsageError("--again is for events that are named by their ids")
@@ -310,7 +312,7 @@ def replay(arguments: Namespace) -> int:
         if not (sure or confirmed(_question(candidates))):
             say("nothing was replayed")
             return EXIT_FAILURE
-        replayed = trio.run(_put_back, settings, possible, arguments.again)
+        replayed = trio.run(_replay_all, settings, possible, arguments.again)
     _print_replayed(candidates, replayed, arguments)
     # With --state nothing was named, so nothing can be missing.
     expected = {candidate.key for candidate in candidates} if arguments.ids else set()
@@ -364,10 +366,10 @@ def _taken_by(
     return is_taken
 
 
-async def _put_back(settings: Settings, ids: Sequence[str], again: bool) -> set[str]:
+async def _replay_all(settings: Settings, ids: Sequence[str], again: bool) -> set[str]:
     progress = Progress("replayed", len(ids))
     async with open_inbox(settings) as inbox:
-        return await put_back(inbox, ids, progress.advance, again=again)
+        return await replay_all(inbox, ids, progress.advance, again=again)
 
 
 def _print_replayed(
@@ -388,7 +390,7 @@ def _print_replayed(
         say("0 replayed")
     if arguments.error is not None and not candidates:
         say(
-            "no such event: --error takes the whole error, as 'events list' shows it; numbers and "
+            "no event has this error: give the whole error as 'events list' shows it; numbers and "
             "ids may differ"
         )
 
@@ -417,7 +419,7 @@ def tail_arguments(parser: ArgumentParser) -> None:
         "--state", choices=[state.value for state in DeliveryState], help="only in this state"
     )
     parser.add_argument("--tenant", metavar="T", help="only this tenant's, by name or id")
-    add_moment(parser, "--since", "start with arrivals since")
+    add_moment(parser, "--since", "first print the events received since T")
     parser.add_argument("--body", action="store_true", help="print the body of each arrival")
     add_feed(parser)
     add_format(parser)
@@ -497,7 +499,7 @@ async def _tail_feed(settings: Settings, arguments: Namespace) -> None:
                     if message["replaced"]:
                         say(REPLACED)
                     elif connected:
-                        say("changes of earlier events meanwhile are not shown: see events list")
+                        say("changes while disconnected are not shown: run 'events list'")
                     connected = True
                 case "lagged":
                     say(f"{message['dropped']} changes were omitted: this program was too slow")

@@ -51,15 +51,15 @@ ANSWER_SECONDS = 10.0
 AWAY_BASE_SECONDS = 0.25
 AWAY_CAP_SECONDS = 5.0
 
-#: Attempts at a delivery on which the local server breaks the connection each time: its handler may
-#: be the cause, and later deliveries wait. A restarting server needs one or two.
+#: Attempts at a delivery while the local server breaks the connection each time. Its handler may be
+#: the cause, and later deliveries wait. A restarting server needs one or two attempts.
 BROKEN_ATTEMPTS = 5
 
-#: The time that a question about the relay may take, in seconds.
+#: Timeout of a query about the relay, in seconds.
 ASK_SECONDS = 10.0
 
 
-#: The sentence for a position of another store than the one that the receiver has now.
+#: The message if the position belongs to another store than the receiver's current one.
 REPLACED = "the receiver has a different store than before: starting with its first delivery"
 
 
@@ -162,10 +162,10 @@ class Cursor:
         self.store: str | None = None
 
     def open(self) -> None:
-        """Take the file and read the position; None where there is none yet.
+        """Lock the file and read the position; None if there is none yet.
 
         Raises:
-            UsageError: another listener has it, or it cannot be read.
+            UsageError: another listener has locked it, or it cannot be read.
         """
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
@@ -192,7 +192,7 @@ class Cursor:
         self.position, self.store = position, store
 
     def close(self) -> None:
-        """Give the file up."""
+        """Release the file."""
         self._lock.release()
 
 
@@ -223,7 +223,9 @@ def listen_arguments(parser: ArgumentParser) -> None:
         help="sign with the secret in this variable, instead of the receiver's signature",
     )
     parser.add_argument(
-        "--cursor", metavar="FILE", help="keep the position in this file (default: one of yours)"
+        "--cursor",
+        metavar="FILE",
+        help=("store the position in this file (default: a file of this user)"),
     )
     add_number(
         parser,
@@ -238,13 +240,15 @@ def listen_arguments(parser: ArgumentParser) -> None:
         "--give-up",
         least=0,
         metavar="SECONDS",
-        help="leave a delivery out that could not be posted for so long (default: wait for "
-        f"a server that is down, and give up after {BROKEN_ATTEMPTS} broken connections)",
+        help=(
+            "skip a delivery that could not be posted for so long (default: wait for a server "
+            "that is down, and skip after {BROKEN_ATTEMPTS} broken connections)"
+        ),
     )
     parser.add_argument(
         "--print-secret",
         action="store_true",
-        help="print the secret that the deliveries are signed with, and end",
+        help="print the secret that the deliveries are signed with, and exit",
     )
     add_format(parser)
 
@@ -254,7 +258,7 @@ def listen(arguments: Namespace) -> int:
 
     Raises:
         UsageError: an argument is missing or wrong.
-        RelayError: the receiver does not answer, or relays nothing to here.
+        RelayError: the receiver does not answer, or does not relay to this machine.
         FeedRefusedError: the feed refuses.
     """
     if not arguments.print_secret and not arguments.forward_to:
@@ -265,8 +269,8 @@ def listen(arguments: Namespace) -> int:
     settings = load(arguments)
     source = feed_source(settings, arguments)
     if arguments.print_secret:
-        told = trio.run(_ask_secret, source)
-        print_text(cell(told["secret"]))
+        answer = trio.run(_ask_secret, source)
+        print_text(cell(answer["secret"]))
         return 0
     secret = secret_of_variable(arguments.secret_env) if arguments.secret_env else None
     cursor = Cursor(cursor_file(arguments, source))
@@ -293,12 +297,12 @@ async def _ask_secret(source: FeedSource) -> Any:
 
 
 async def _listen(source: FeedSource, relay: Relay, arguments: Namespace) -> None:
-    told = await ask(source, "GET", "/api/relay")
-    if not told["can_sign"] and not relay.signs:
+    info = await ask(source, "GET", "/api/relay")
+    if not info["can_sign"] and not relay.signs:
         raise UsageError(
             "the receiver does not sign (it verifies with a public key, or Sdk:Admin:ReadOnly is "
-            "true): name a variable with a secret of your own in --secret-env, and let your "
-            "application verify with that"
+            "true): give --secret-env a variable with a secret of your own, and have your "
+            "application verify with that secret"
         )
     cursor = relay.cursor
     options = {
@@ -313,12 +317,12 @@ async def _listen(source: FeedSource, relay: Relay, arguments: Namespace) -> Non
             source.url, token=source.token, after=cursor.position, store=cursor.store, **options
         ) as feed,
     ):
-        feed.on_trouble = lambda trouble: say(f"not connected: {trouble}; trying again")
+        feed.on_trouble = lambda trouble: say(f"not connected: {trouble}; retrying")
         async for message in feed:
             if message["kind"] == "hello":
                 say(f"listening to {source.url}, forwarding to {relay.target}; Ctrl-C ends")
                 if message["replaced"]:
-                    say(f"{REPLACED}; --after SEQ begins elsewhere")
+                    say(f"{REPLACED}; --after SEQ starts elsewhere")
             posted = None
             if message["kind"] == "delivery":
                 posted = await relay.forward(message["event"])
@@ -330,7 +334,7 @@ async def _listen(source: FeedSource, relay: Relay, arguments: Namespace) -> Non
 
 @attrs.frozen
 class ForwardedAnswer:
-    """The answer of the local server: its status, None without one, with the trouble."""
+    """The answer of the local server: its status, or None and the reason why there is none."""
 
     status: int | None
     seconds: float
@@ -370,7 +374,7 @@ class Relay:
         # One connection per delivery: a kept one that the server has closed would look like a
         # server that ended while answering.
         single = httpx.Limits(max_keepalive_connections=0)
-        # Given a transport, the client ignores the proxies of the environment, which would get
+        # A client with an explicit transport ignores the environment's proxies, which would receive
         # bodies and signatures. ANSWER_SECONDS bounds each exchange.
         direct = httpx.AsyncHTTPTransport(limits=single)
         self._client = httpx.AsyncClient(transport=direct, trust_env=False, timeout=None)  # noqa: S113 - see above
@@ -378,7 +382,7 @@ class Relay:
 
     @property
     def signs(self) -> bool:
-        """Whether it signs with a secret of its own."""
+        """Whether it signs with its own secret."""
         return self._secret is not None
 
     async def aclose(self) -> None:
@@ -407,14 +411,14 @@ class Relay:
             broken += not away
             if broken == BROKEN_ATTEMPTS or trio.current_time() >= end:
                 self._left_out += 1
-                told = (
-                    f"{answer.trouble}: left out, {self._left_out} so far; --after "
+                trouble = (
+                    f"{answer.trouble}: skipped, {self._left_out} so far; --after "
                     f"{event['sequence'] - 1} sends it again"
                 )
-                return attrs.evolve(answer, trouble=told)
+                return attrs.evolve(answer, trouble=trouble)
             if failures == 1:
                 does = "is down" if away else "breaks the connection"
-                say(f"{self.target} {does} ({answer.trouble}): trying again")
+                say(f"{self.target} {does} ({answer.trouble}): retrying")
             wait = jittered_wait(
                 failures,
                 random.uniform(0.5, 1),  # noqa: S311 - it spreads attempts, and is no secret
@@ -456,9 +460,9 @@ class Relay:
         status, seconds, trouble = answer.status, answer.seconds, answer.trouble
         if self._as_json:
             names = ("sequence", "webhook_id", "key", "type")
-            told = {name: event[name] for name in names}
+            fields = {name: event[name] for name in names}
             print_json_line(
-                {**told, "status": status, "seconds": round(seconds, 3), "error": trouble}
+                {**fields, "status": status, "seconds": round(seconds, 3), "error": trouble}
             )
             return
         text = f"{status or '---'}"

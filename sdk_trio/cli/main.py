@@ -175,8 +175,8 @@ def _show_detail(error: BaseException, parsed: Namespace) -> bool:
     cause = error.__cause__
     # If our error was caused by another one of ours, or by a system error such as a port in use,
     # all frames are in this package.
-    told = cause is not None and (isinstance(cause, SdkError) or not _place_of(cause))
-    if isinstance(error, SdkError) and told:
+    is_explained = cause is not None and (isinstance(cause, SdkError) or not _place_of(cause))
+    if isinstance(error, SdkError) and is_explained:
         return False
     import traceback
 

@@ -81,14 +81,14 @@ def shown(record: NotificationRecord) -> dict[str, Any]:
 
 
 class UnknownNotificationError(SdkError):
-    """There is no message of this id in the store."""
+    """The store has no message with this id."""
 
 
 def parse_id(text: str) -> NotificationId:
     """Return the id of a message from its text, such as ``17-sms``.
 
     Raises:
-        UsageError: it is none.
+        UsageError: it is not an id.
     """
     id = parse_notification_id(text)
     if id is None:
@@ -151,7 +151,7 @@ def show_notification(arguments: Namespace) -> int:
     """Print one message with its transition.
 
     Raises:
-        UnknownNotificationError: there is none of that id.
+        UnknownNotificationError: there is no message with that id.
     """
     id = parse_id(arguments.id)
     settings = load(arguments)
@@ -214,7 +214,7 @@ def retry_arguments(parser: ArgumentParser) -> None:
         help="every message in this state, instead of ids",
     )
     parser.add_argument("--channel", choices=CHANNELS, help="with --state: only this channel")
-    parser.add_argument("--dry-run", action="store_true", help="show the messages to send again")
+    parser.add_argument("--dry-run", action="store_true", help="list the messages, send none")
     parser.add_argument("--yes", action="store_true", help="do not ask")
     add_format(parser)
 
@@ -229,24 +229,27 @@ def retry(arguments: Namespace) -> int:
         both = "; not both" if arguments.ids else ""
         raise UsageError(f"give the ids of messages, or --state failed, skipped or unknown{both}")
     if arguments.ids and arguments.channel:
-        raise UsageError("--channel chooses among a --state; leave it out with ids")
+        raise UsageError(
+            "--channel filters the messages of a --state: remove it, or give a --state instead "
+            "of ids"
+        )
     ids = [parse_id(text) for text in arguments.ids]
     settings = load(arguments)
     rows = trio.run(_candidates, settings, arguments, ids)
     possible = [id for id, row in rows.items() if row["reason"] is None]
     retried: set[NotificationId] = set()
     if not arguments.dry_run:
-        # Each message is seen by a person, and one may have arrived already: many are not sent
-        # again without a question.
+        # People read these messages, and some may have arrived already: ask before many are sent
+        # again.
         sure = len(possible) < 2 or arguments.yes
         if not (sure or confirmed(f"send {len(possible)} messages again?")):
             say("nothing was changed")
             return EXIT_FAILURE
-        retried = trio.run(_put_back, settings, possible)
+        retried = trio.run(_retry_all, settings, possible)
     for id, row in rows.items():
         if id in retried:
             row |= {"state": str(NotificationState.PENDING), "retried": True}
-        # After it was read, the daemon may have sent it, or another command may have retried it.
+        # The daemon may have sent it since it was read, or another command may have retried it.
         elif not (row["reason"] or arguments.dry_run):
             row["reason"] = "it changed in the meantime; check it with 'notify show'"
     print_list(arguments, list(rows.values()), COLUMNS)
@@ -299,7 +302,7 @@ def _candidate(
     }
 
 
-async def _put_back(settings: Settings, ids: Sequence[NotificationId]) -> set[NotificationId]:
+async def _retry_all(settings: Settings, ids: Sequence[NotificationId]) -> set[NotificationId]:
     retried: set[NotificationId] = set()
     progress = Progress("retried", len(ids))
     async with open_store(settings) as store:
@@ -383,7 +386,7 @@ def _ending_of(outcome: Outcome) -> tuple[str, int, str]:
         case Sent():
             return "sent", 0, ""
         case Again():
-            advice = "test again later; a daemon tries again by itself"
+            advice = "test again later; a daemon retries automatically"
             return "again", EXIT_UNAVAILABLE, advice
         case Refused():
             return "refused", EXIT_FAILURE, "change that, then test again"
@@ -441,7 +444,7 @@ def test(arguments: Namespace) -> int:
     if isinstance(outcome, Again) and outcome.after_seconds is not None:
         print_text(f"not before {outcome.after_seconds:.0f} s from now")
     if advice:
-        print_text(f"what to do: {advice}")
+        print_text(f"to do: {advice}")
     return status
 
 

@@ -55,7 +55,7 @@ COMMANDS = (
     Command("events list", "list events of the inbox", "events:list_events"),
     Command("events show", "show one event", "events:show_event"),
     Command("events replay", "run dead, parked or retrying events again", "events:replay"),
-    Command("events trigger", "send a signed sample", "trigger:trigger"),
+    Command("events trigger", "send a signed sample event", "trigger:trigger"),
     Command("events resend", "deliver one event to another address", "trigger:resend"),
     Command("events reconcile", "fetch missed events from the upstream", "upstream:reconcile"),
     Command("events catch-up", "put events for changed records", "catch_up:catch_up"),
@@ -65,12 +65,12 @@ COMMANDS = (
         "listen", "forward the deliveries of a remote receiver to this machine", "listen:listen"
     ),
     Command("routes list", "list where events are forwarded", "routes:list_routes"),
-    Command("routes pause", "keep the events of a route back", "routes:pause"),
-    Command("routes resume", "let the events of a route go", "routes:resume"),
+    Command("routes pause", "hold back the events of a route", "routes:pause"),
+    Command("routes resume", "release the events of a route", "routes:resume"),
     Command("call", "call the upstream API", "upstream:call", takes_fields=True),
     Command("sign", "sign a body as the upstream would", "sign:sign_file"),
     Command("verify", "check whether a delivery is authentic", "sign:verify_file"),
-    Command("secrets new", "make a webhook secret", "sign:new_secrets"),
+    Command("secrets new", "generate a webhook secret", "sign:new_secrets"),
     Command("tenant list", "list tenants", "tenants:list_tenants"),
     Command("tenant show", "show one tenant", "tenants:show_tenant"),
     Command("tenant add", "add a tenant", "tenants:add"),
@@ -257,7 +257,7 @@ class Parser(argparse.ArgumentParser):
         self._fill: Callable[[Parser], None] | None = fill
 
     def add_argument(self, *names: Any, **options: Any) -> argparse.Action:
-        """Declare an argument, with its short form if it has one."""
+        """Declare an argument, and its short form if there is one."""
         return super().add_argument(*_with_short_form(names), **options)
 
     def choose(self, words: Sequence[str]) -> "Parser":
@@ -272,7 +272,7 @@ class Parser(argparse.ArgumentParser):
 
     @property
     def options(self) -> list[str]:
-        """Every option that it takes, such as ``--config``."""
+        """All its options, such as ``--config``."""
         return list(self._option_string_actions)
 
     def fill(self) -> None:
@@ -282,7 +282,7 @@ class Parser(argparse.ArgumentParser):
             fill(self)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse, as argparse also lets the parser of a chosen command do."""
+        """Parse; argparse calls this for the parser of a chosen command as well."""
         self.fill()
         return super().parse_known_args(args, namespace)
 
@@ -302,14 +302,14 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     # Words first: argparse would name all commands in one long list for a mistyped one.
     check_words(arguments, [command.words for command in COMMANDS])
     if " ".join(arguments) in {"", *GROUPS}:
-        # For people who enter only the group: show its list. A script that lost a word fails
+        # Show the list of a group to people who enter only its name. An incomplete script fails
         # anyway.
         build_parser(alone=True).choose(arguments).print_help(sys.stderr)
         raise UsageError("a command is missing: choose one from this list")
     parser = build_parser(alone=not _HELP.isdisjoint(arguments))
     parsed: argparse.Namespace
-    # The rest is judged here, because `call` takes options that no parser knows: the fields of the
-    # upstream's operations.
+    # Unknown arguments are checked here, because `call` takes options that no parser knows: the
+    # fields of the upstream's operations.
     parsed, rest = parser.parse_known_args(arguments)
     chosen: Parser = parsed.parser
     if rest and not parsed.takes_fields:
@@ -321,7 +321,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return parsed
 
 
-#: The metavars of arguments that are, or may contain, file names: these can be any bytes.
+#: The metavars of arguments that are, or may contain, file names: those can be any bytes.
 _OF_FILES = frozenset({"FILE", "F", "D", "KEY=VALUE"})
 
 
@@ -444,8 +444,7 @@ _describing = False
 def describing() -> bool:
     """Return whether the file of a group runs only for the arguments of its commands.
 
-    It then leaves out the imports that only the commands need: they would make ``--help`` several
-    times as slow.
+    It then omits the imports that only the commands need, which would slow down ``--help``.
     """
     return _describing
 
@@ -500,10 +499,10 @@ class _Version(argparse.Action):
 
 # -- arguments that several groups take ------------------------------------------------------------
 
-#: The name of an object of the application, as an option takes it.
+#: Metavariable of options that name an object of the application.
 REFERENCE = "MODULE:ATTR"
 
-#: The help for the values of :func:`parse_moment`.
+#: Help text on the values of :func:`parse_moment`.
 MOMENT_HELP = "ISO 8601, Unix seconds, or a time ago such as 15m, 2h, 3d"
 
 
@@ -614,7 +613,7 @@ def add_who_and_why(parser: argparse.ArgumentParser) -> None:
 
 
 def add_bypass(parser: argparse.ArgumentParser) -> None:
-    """Add the option that suspends in spite of an email address that is not verified."""
+    """Add the option that suspends although the email address is not verified."""
     parser.add_argument(
         "--bypass-email-verification",
         action="store_true",
@@ -698,7 +697,7 @@ def check_words(arguments: Sequence[str], known: Collection[str]) -> None:
         _check(chosen, [" ".join(command.split()[:depth]) for command in within])
 
 
-#: Words that people try first, for those of the commands.
+#: Words that people try first, and the words of the commands.
 _MEANT = {
     "create": "add",
     "new": "add",
@@ -758,10 +757,10 @@ def parse_moment(text: str, *, now: float, option: str = "--since") -> float:
     ``option`` is for the message.
 
     Raises:
-        UsageError: it is none of these, or before 1970.
+        UsageError: it has none of these forms, or is before 1970.
     """
     stripped = text.strip()
-    # Before ISO 8601, which has no such form.
+    # Checked before ISO 8601, which has no such form.
     ago = parse_short_span(stripped)
     if ago is not None:
         return now - ago
@@ -778,7 +777,7 @@ def parse_count(text: str, *, option: str, least: int = 1, greatest: int = 1_000
     """Return an integer from ``least`` to ``greatest``.
 
     Raises:
-        UsageError: it is none.
+        UsageError: it is not such a number.
     """
     # isdigit accepts digits of every script, and int() refuses texts of thousands of them with
     # another error.

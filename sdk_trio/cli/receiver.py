@@ -52,7 +52,9 @@ def find(directory: str | os.PathLike[str]) -> Presence:
             "give its address with --url"
         ) from None
     except (OSError, ValueError, RecursionError, msgspec.DecodeError) as error:
-        raise NoReceiverError(f"{file.absolute()} cannot be read: {error}; use --url") from error
+        raise NoReceiverError(
+            f"{file.absolute()} cannot be read: {error}; give the receiver's address with --url"
+        ) from error
     # The process number may belong to another program by now. A wrong guess costs a refused
     # connection, which the command reports.
     if not _is_alive(presence.pid):
@@ -72,8 +74,8 @@ def reach(directory: str | os.PathLike[str]) -> Presence:
     presence = find(directory)
     if not presence.url:
         raise NoReceiverError(
-            f"the receiver in process {presence.pid} is served by its program's own server, whose "
-            "address is known here once a request has come to the receiver: give it with --url "
+            f"the receiver in process {presence.pid} runs inside another server, whose address is "
+            "not known before the first request to the receiver: give it with --url "
             "http://HOST:PORT"
         )
     return presence
@@ -145,10 +147,15 @@ def admin_address(settings: Settings, *, option: str = "--url") -> str:
     """
     admin = settings.admin
     if not admin.enabled:
-        raise UsageError("Sdk:Admin:Enabled is false: there is no admin address")
+        raise UsageError(
+            "Sdk:Admin:Enabled is false, so there is no admin address: set it to true, or give the "
+            f"address of another receiver with {option}"
+        )
     if admin.bind.startswith("fd:") or admin.bind.endswith(":0"):
         # Neither names a port: the service manager opens fd:N, and the system chooses a port for 0.
-        raise UsageError(f"Sdk:Admin:Bind {admin.bind} has no address: pass it with {option}")
+        raise UsageError(
+            f"Sdk:Admin:Bind {admin.bind} does not name a port: give the address with {option}"
+        )
     if admin.bind.startswith("unix:"):
         return f"unix:{split_unix(admin.bind)[0]}"
     return f"http://{admin.bind}"
@@ -173,8 +180,8 @@ def fetch(url: str, path: str) -> tuple[int, bytes]:
     except (OSError, HTTPException) as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise NoAnswerError(
-            f"{url}{path} does not answer: {reason}. Is the daemon running, and is that its "
-            "Sdk:Admin:Bind?"
+            f"{url}{path} does not answer: {reason}. Check that the daemon is running and that "
+            "this is its Sdk:Admin:Bind"
         ) from error
     finally:
         connection.close()

@@ -24,14 +24,16 @@ _PAGE = 200
 ADVICE = {
     "no_match": "the sender signs with another secret: compare Sdk:Webhooks:Secret with the one "
     "that it shows for this endpoint, and see Sdk:Webhooks:KeyDerivation",
-    "too_old": "the sender's timestamp is too old: compare both clocks, or it is a replay",
+    "too_old": "the sender's timestamp is too old: compare both clocks; if they agree, it is a "
+    "replay",
     "too_new": "the sender's timestamp is in the future: compare both clocks",
     "not_https": "no trusted proxy reported HTTPS: see Sdk:Server:TrustedProxies",
-    "own_secrets": "the tenant has its own secrets, but the host's signed: see "
-    "Sdk:MultiTenant:OwnSecretsOnly",
-    "bad_signature_header": "the signature is in another format: the endpoint has to send the "
+    "own_secrets": "the tenant has its own secrets, but the delivery is signed with the host's: "
+    "see Sdk:MultiTenant:OwnSecretsOnly",
+    "bad_signature_header": "the signature has another format: configure the sender to sign in the "
     "format of Standard Webhooks",
-    "missing_header": "it is not a delivery, or a proxy removes the webhook- headers",
+    "missing_header": "the request is not a delivery, or a proxy removes the webhook-* headers: "
+    "check the proxy",
 }
 
 
@@ -57,7 +59,7 @@ def list_rejected(arguments: Namespace) -> int:
     print_list(arguments, rows, COLUMNS, limit=arguments.limit, more="--limit N, or --cause C")
     causes: Mapping[str, int] = answer["causes"]
     if not answer["total"]:
-        say("nothing was rejected since the receiver started")
+        say("nothing has been rejected since the receiver started")
         return 0
     counts = ", ".join(f"{cause} {causes[cause]}" for cause in sorted(causes))
     say(f"{answer['total']} since the receiver started: {counts}")

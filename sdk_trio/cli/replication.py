@@ -1,4 +1,4 @@
-"""``replication``: its own process, its state, its configuration, the proof of its replicas."""
+"""``replication``: run the replicator, show its state and configuration, verify the replicas."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ def open_reader(settings: Settings) -> ReplicaReader:
     """Return a reader of these settings' replicas.
 
     Raises:
-        OptionsValidationError: replication is off, so its section means nothing.
+        OptionsValidationError: replication is disabled, so its section was not checked.
         ReplicatorError: the binary is missing.
     """
     _require_replicated(settings)
     binary = find_replicator(settings.multi_tenant.file_db.replication)
     name_unset_variables(settings)
-    # The whole environment: roles and profiles of a provider's client are other variables.
+    # Pass the whole environment: a provider's client reads roles and profiles from other variables.
     return ReplicaReader(settings, binary=binary, environ=os.environ)
 
 
@@ -75,7 +75,7 @@ def name_unset_variables(settings: Settings) -> None:
 def run_until_signal(work: Callable[[], Awaitable[T]]) -> tuple[int, T | None]:
     """Run ``work`` and return 0 and its result; a signal cancels it and gives its status.
 
-    So a command that gets TERM cleans up as it does for an interrupt.
+    A command that receives TERM thus cleans up as it does for an interrupt.
     """
 
     async def run() -> tuple[int, T | None]:
@@ -150,8 +150,8 @@ def _check(file: Path, text: str) -> int:
         say(f"{file} is current")
         return 0
     say(
-        f"{file} is not current: 'replication render --output {file}' writes it; then the "
-        "replicator has to reload or be restarted"
+        f"{file} is not current: 'replication render --output {file}' writes it; then reload or "
+        "restart the replicator"
     )
     return EXIT_FAILURE
 
@@ -170,15 +170,15 @@ def run_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--pid-file",
         metavar="P",
-        help="where our process id goes, for who sends SIGHUP (default: ReplicatorPidFilePath)",
+        help="write our process id to this file, for SIGHUP (default: ReplicatorPidFilePath)",
     )
 
 
 def run_replicator(arguments: Namespace) -> int:
     """Supervise the replicator until TERM or INT; return 0, or 128 + signal when forced.
 
-    HUP reads the configuration again. The first TERM or INT lets it sync a last time, a second one
-    ends it at once.
+    HUP makes it read the configuration again. The first TERM or INT lets it sync a last time; the
+    second ends it at once.
 
     Raises:
         SdkError: it could not start.
@@ -260,7 +260,7 @@ _READING_SECONDS = 10.0
 
 _LOOK_AGAIN_SECONDS = 0.5
 
-_NOBODY = (
+_NO_REPLICATOR = (
     "no replicator runs on this data directory, or this user has no access: start the daemon with "
     "Supervise, or 'replication run'; compare Sdk:Storage:Path and Sdk:MultiTenant:FileDb:Directory"
 )
@@ -296,7 +296,7 @@ def show_status(arguments: Namespace) -> int:
     if health.state is HealthState.HEALTHY:
         return 0
     if not health.reachable:
-        say(_NOBODY)
+        say(_NO_REPLICATOR)
     return EXIT_FAILURE if health.reachable else EXIT_UNAVAILABLE
 
 
@@ -393,7 +393,11 @@ def verify(arguments: Namespace) -> int:
         return status
     print_list(arguments, [_document(each) for each in results], VERIFICATION_COLUMNS)
     failed = sum(not each.ok for each in results)
-    say(f"{failed} of {len(results)} replicas are not good" if failed else _praise(results))
+    say(
+        f"{failed} of {len(results)} replicas failed the verification"
+        if failed
+        else _praise(results)
+    )
     return EXIT_FAILURE if failed else 0
 
 
@@ -410,7 +414,7 @@ def _progress() -> Any:
 
     def report(_result: Verification, _done: int, total: int) -> None:
         if not shown:
-            # Made at the first result, because only then the number of tenants is known.
+            # Created at the first result, because the number of tenants is known only then.
             shown.append(Progress("verified", total, quiet_below=2))
         shown[0].advance()
 

@@ -1,4 +1,4 @@
-"""``replication restore``: a tenant's database from its replica, to a file or in place."""
+"""``replication restore``: restore a tenant's database from its replica, to a file or in place."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def restore_arguments(parser: ArgumentParser) -> None:
         help="the tenant; if it is unknown here, its replica is searched for at the target",
     )
     add_moment(parser, "--at", "the last state before it (default: the newest)")
-    parser.add_argument("--output", metavar="F", help="the file to make, of --tenant")
+    parser.add_argument("--output", metavar="F", help="the file to create, with --tenant")
     parser.add_argument("--force", action="store_true", help="replace --output if it exists")
     parser.add_argument(
         "--keep", metavar="F", help="with --in-place: a new file for the replaced database"
@@ -138,7 +138,7 @@ def _check_arguments(arguments: Namespace) -> None:
             )
         return
     if arguments.tenant is None or arguments.output is None:
-        raise UsageError("say --tenant T --output F, or --in-place T")
+        raise UsageError("give --tenant T --output F, or --in-place T")
     # Refused, not ignored: the user of --keep or --reason expects that something is kept or
     # recorded.
     unused = {
@@ -220,8 +220,8 @@ def _past(at: float | None) -> float | None:
     # A time in the future usually lacks its offset from UTC.
     if at is not None and at > time.time():
         raise UsageError(
-            f"--at {moment_text(at)} is in the future; leave it out for the newest state, and give "
-            "a time with its offset from UTC, such as 2026-01-31T12:00Z"
+            f"--at {moment_text(at)} is in the future; omit it for the newest state, or give a "
+            "time with its offset from UTC, such as 2026-01-31T12:00Z"
         )
     return at
 
@@ -264,15 +264,15 @@ async def _refuse_replicated(settings: Settings, tenant_id: str, output: Path) -
     directory = databases_directory(settings).absolute()
     try:
         client = ControlClient(control_socket_path(os.fspath(directory)))
-        # No answer counts as a no: where no replicator runs, none has the file open.
+        # No answer counts as "no": if no replicator runs, none has the file open.
         listed = await client.list_databases()
     except ReplicatorError:
         await trio.lowlevel.checkpoint()
         return
     if os.fspath(database_path(directory, tenant_id)) in {each.path for each in listed}:
         raise RestoreError(
-            f"{output} is still in the replicator's hands: wait until 'replication status' no "
-            "longer lists the tenant"
+            f"the replicator still uses {output}: wait until 'replication status' no longer lists "
+            "the tenant"
         )
 
 

@@ -1,4 +1,4 @@
-"""``routes list``, ``pause`` and ``resume``: where forwarded events go."""
+"""``routes list``, ``pause`` and ``resume``: the routes of forwarded events."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def list_routes(arguments: Namespace) -> int:
         say(f"{name} is paused {pause}")
     if waiting:
         say(
-            f"{', '.join(sorted(waiting))}: the application fails or is away, so its events wait "
-            "and are tried again by themselves"
+            f"{', '.join(sorted(waiting))}: the application fails or is unavailable, so its "
+            "events wait and are retried automatically"
         )
     if unknown is not None:
         say(f"open: not paused; the state of the applications is unknown: {unknown}")
@@ -77,7 +77,7 @@ def list_routes(arguments: Namespace) -> int:
 def _waiting_routes(settings: Settings) -> tuple[set[str], str | None]:
     """Return the routes that the running receiver has stopped for failures.
 
-    The second is the reason why it could not be queried, or None.
+    The second value is the reason why the receiver could not be queried, or None.
     """
     try:
         status, metrics = fetch(admin_address(settings), "/metrics")
@@ -117,7 +117,7 @@ def resume_arguments(parser: ArgumentParser) -> None:
 
 
 def resume(arguments: Namespace) -> int:
-    """Let the events of a paused route go again.
+    """Release the events of a paused route.
 
     Raises:
         UnknownRouteError: the settings have no such route.
@@ -131,7 +131,7 @@ def resume(arguments: Namespace) -> int:
 
 
 async def pauses_of(settings: Settings) -> dict[str, Pause]:
-    """Return the pauses of routes by name; none where the store cannot be reached."""
+    """Return the pauses of routes by name; empty if the store cannot be reached."""
     routes = settings.forward.all_routes
     if not routes or why_unreachable(settings) is not None:
         await trio.lowlevel.checkpoint()
@@ -146,7 +146,8 @@ async def _pause_in(inbox: Inbox, name: str) -> Pause | None:
 
 
 async def _change(settings: Settings, name: str, wanted: Pause | None) -> Pause | None:
-    """Write a pause, or remove it; return the one that was there, which stays if it is one."""
+    """Write or remove a pause; return the previous one. A new pause does not replace an existing
+    one."""
     find_route(settings, name)
     async with open_inbox(settings) as inbox:
         before = await _pause_in(inbox, name)
@@ -160,11 +161,11 @@ def find_route(settings: Settings, name: str) -> int:
     """Return the index of a route in the settings.
 
     Raises:
-        UnknownRouteError: there is none of that name.
+        UnknownRouteError: there is no route with that name.
     """
     names = [route.name for route in settings.forward.all_routes]
     if name not in names:
         known = f"there are {', '.join(names)}" if names else "there are no routes"
-        hint = "; that of a receiver with --forward-to URL is known with --set Sdk:Forward:Url=URL"
+        hint = "; for a receiver with --forward-to URL, add --set Sdk:Forward:Url=URL"
         raise UnknownRouteError(f"no route is named {name!r}: {known}{'' if names else hint}")
     return names.index(name)

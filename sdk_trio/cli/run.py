@@ -50,12 +50,12 @@ if not describing():
     from .main import release_collector, release_interrupt
     from .settings import read
     from .shutdown import (
-        OF_SUPERVISOR,
-        OF_WORKER,
+        SUPERVISOR_BOUNDS,
+        WORKER_BOUNDS,
         WORKER_END_SECONDS,
         WORKER_FORCED_END_SECONDS,
+        BoundedShutdown,
         Bounds,
-        ExitReport,
     )
 
     _log = logs.get_logger("cli")
@@ -173,11 +173,11 @@ class SettingsReloader:
             # A file may just have been replaced, or belong to another Environment now, so
             # everything is read again.
             loaded = self._read()
-        told = {problem.origin for problem in loaded.problems}
+        faulty = {problem.origin for problem in loaded.problems}
         # A file that was not named may be missing at the start, but its removal later is an
         # accident: its settings would become defaults, and a list of allowed sources would become
         # "all".
-        lost = [file for file in self._files if file not in {*told, *_with_settings(loaded)}]
+        lost = [file for file in self._files if file not in {*faulty, *_with_settings(loaded)}]
         gone = tuple(
             Problem(ROOT, _EMPTIED if file in loaded.files else _VANISHED, file)
             for file in lost
@@ -281,7 +281,7 @@ def run(arguments: Namespace) -> int:
     if _HANGUP is not None:
         # A HUP before the runtime handles it must neither end the process nor get lost.
         before = signal.signal(_HANGUP, lambda *_: reloader.request())
-        if getattr(before, "called", False):  # a HUP that __main__ has noted before this code ran
+        if getattr(before, "called", False):  # a HUP that __main__ received before this code ran
             reloader.request()
     loaded = read_again()
     settings = complete(loaded)
@@ -300,7 +300,7 @@ def run(arguments: Namespace) -> int:
         quiescence=own_process(settings),
         workers=workers,
     )
-    tell_console(runtime, loaded, arguments)
+    configure_console(runtime, loaded, arguments)
     # The runtime is a library, whose host configures the logs; here the command line is the host.
     runtime.on_reload(_prepare_logs, ("Sdk:Logging",))
     return serve(
@@ -308,7 +308,7 @@ def run(arguments: Namespace) -> int:
         lambda started: announcement(settings, started, secret=SETTINGS_SECRET),
         reloader=reloader,
         manager=manager,
-        bounds=Bounds() if workers is None else OF_SUPERVISOR,
+        bounds=Bounds() if workers is None else SUPERVISOR_BOUNDS,
     )
 
 
@@ -346,7 +346,7 @@ def _work(arguments: Namespace) -> int:
     if _HANGUP is not None:
         # Only the supervisor starts a reload: some service managers send HUP to all processes.
         signal.signal(_HANGUP, signal.SIG_IGN)
-        # The supervisor has blocked it for the time before this line.
+        # The supervisor has blocked the signal until this line.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {_HANGUP})
     link = SupervisorLink.claim(os.environ)
     place = link.assignment
@@ -357,10 +357,10 @@ def _work(arguments: Namespace) -> int:
     handlers = import_registry(arguments.app) if arguments.app else None
     runtime = Runtime(place.settings, handlers, standalone=arguments.standalone, worker=place)
     runtime.on_reload(_prepare_logs, ("Sdk:Logging",))
-    return serve(runtime, lambda _: nullcontext(), reloader=link, bounds=OF_WORKER)
+    return serve(runtime, lambda _: nullcontext(), reloader=link, bounds=WORKER_BOUNDS)
 
 
-def tell_console(runtime: Runtime, loaded: Loaded, arguments: Namespace) -> None:
+def configure_console(runtime: Runtime, loaded: Loaded, arguments: Namespace) -> None:
     """Pass data of the command line to the console: origins of settings, and the doctor."""
     if not runtime.settings.admin.enabled:
         return
@@ -431,18 +431,18 @@ def serve(
 
     The first TERM or INT starts a graceful stop, the second one forces it. HUP makes ``reloader``
     reload; without a reloader it ends the program like TERM. If a handler cannot be ended, the
-    process ends anyway: see :class:`ExitReport`.
+    process ends anyway: see :class:`BoundedShutdown`.
 
     Returns:
         0, 128 + the number of the signal that forced the end, or 1 if it ended without a signal.
     """
     ends_too = () if reloader is not None or _HANGUP is None else (_HANGUP,)
     raise_descriptor_limit()
-    with _streams_kept(), ExitReport(runtime, (*_ENDING, *ends_too), bounds) as ending:
-        # Trio takes INT over from Python's own handler and from no other.
+    with _streams_kept(), BoundedShutdown(runtime, (*_ENDING, *ends_too), bounds) as shutdown:
+        # Trio replaces the handler of INT only if it is Python's own.
         release_interrupt()
-        # Modules stay until the end. The collector need not scan them again, which would delay
-        # deliveries by a hundredth of a second.
+        # Modules stay until the end. Exclude them from later collections, which would delay
+        # deliveries by 10 ms.
         gc.collect()
         gc.freeze()
         release_collector()
@@ -452,7 +452,7 @@ def serve(
             announce,
             reloader,
             manager or ServiceEnvironment(),
-            ending,
+            shutdown,
             instruments=[cast("trio.abc.Instrument", _LogBatches())],
         )
 
@@ -499,7 +499,7 @@ async def _serve(
     announce: Announce,
     reloader: Reloads | None,
     manager: ServiceEnvironment,
-    ending: ExitReport,
+    shutdown: BoundedShutdown,
 ) -> int:
     signals = _Signals(runtime, reloader)
     watched = _ENDING if _HANGUP is None else (*_ENDING, _HANGUP)
@@ -514,8 +514,8 @@ async def _serve(
             # Signals and the shutdown deadline are watched in the outer nursery: they must work
             # while the runtime in the inner one starts, drains, or hangs.
             outer.start_soon(signals.watch, arriving)
-            outer.start_soon(ending.watch)
-            async with ending.until_the_end(), trio.open_nursery() as inner:
+            outer.start_soon(shutdown.watch)
+            async with shutdown.watching_signals(), trio.open_nursery() as inner:
                 started = await _start(runtime, inner, notifier)
                 gc.freeze()
                 # Before READY=1: units that start after this one can find the receiver by its file.
@@ -603,5 +603,5 @@ class _Signals:
             elif self.forced_by is None:
                 self.forced_by = number
                 _log.warning("runtime.forced", signal=signal.Signals(number).name)
-                # Only once: the time limits of ExitReport do the rest without a third signal.
+                # Only once: the time limits of BoundedShutdown do the rest without a third signal.
                 self._runtime.force()

@@ -121,7 +121,7 @@ def assignments(texts: Sequence[str]) -> dict[str, str]:
         if not equals or not key.strip():
             raise UsageError(
                 "--set takes KEY=VALUE, such as --set Sdk:Webhooks:Path=/hooks; "
-                f"there is no {'value' if key.strip() else 'key'} in one of them"
+                f"one of these arguments has no {'value' if key.strip() else 'key'}"
             )
         # Compared like keys, ignoring case and separators: of two spellings of one key the later
         # one wins.
@@ -167,12 +167,14 @@ def _setting(key: str) -> Setting | None:
 def check_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of ``config check``."""
     parser.add_argument(
-        "--standalone", action="store_true", help="check only the receiver: no AccessToken"
+        "--standalone",
+        action="store_true",
+        help="check only the receiver, which needs no AccessToken",
     )
     parser.add_argument(
         "--upgrade-host",
         metavar=REFERENCE,
-        help="the application's HostUpgrade, as of 'run': its resolver of the default tenant",
+        help="the application's HostUpgrade, which resolves the default tenant, as for 'run'",
     )
     add_dev(parser)
     add_format(parser)
@@ -200,7 +202,7 @@ def check(arguments: Namespace) -> int:
                 print_text(f"{level}: {problem}")
         say(f"errors: {len(problems)}, warnings: {len(warnings)}")
         if any(problem.key == "Sdk:Webhooks:Secret" for problem in problems):
-            say("experiments need no secret: 'config check --dev', 'doctor --dev'")
+            say("to experiment without a secret, use 'config check --dev' and 'doctor --dev'")
     return EXIT_CONFIGURATION if problems else 0
 
 
@@ -252,7 +254,7 @@ def _missing_source(loaded: Loaded) -> Sequence[Problem]:
     if named is None or os.path.exists(named):
         return ()
     key = "Sdk:MultiTenant:SingleTenantUpgrade:SourceDatabase"
-    advice = "a start before its upgrade is refused; correct the path or remove the key"
+    advice = "'run' does not start until the upgrade is done; correct the path or remove the key"
     return (Problem(key, f"there is no file {os.path.abspath(named)}: {advice}"),)
 
 
@@ -290,7 +292,7 @@ def schema(_: Namespace) -> int:
 def openapi_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of ``openapi``."""
     parser.add_argument(
-        "--admin", action="store_true", help="of the admin address instead of the receiver"
+        "--admin", action="store_true", help="print the document of the admin address instead"
     )
 
 

@@ -65,7 +65,7 @@ GIVE_WAY_SECONDS = 1.0
 THREADS_SECONDS = 1.0
 
 #: The byte that wakes the thread without a signal; no signal has the number 0.
-_NUDGE = b"\0"
+_WAKE = b"\0"
 
 
 class Bounds(msgspec.Struct, frozen=True):
@@ -82,13 +82,13 @@ class Bounds(msgspec.Struct, frozen=True):
 
 #: Limits with several processes. A worker process must exit within WORKER_END_SECONDS of the drain
 #: timeout, or WORKER_FORCED_END_SECONDS of a second signal; then its supervisor gives up on it.
-OF_WORKER = Bounds(grace=1.5, leave=1.0, forced_grace=0.2)
+WORKER_BOUNDS = Bounds(grace=1.5, leave=1.0, forced_grace=0.2)
 WORKER_END_SECONDS = 3.2
 WORKER_FORCED_END_SECONDS = 0.8
-OF_SUPERVISOR = Bounds(grace=3.6, leave=0.5, forced_grace=0.9)
+SUPERVISOR_BOUNDS = Bounds(grace=3.6, leave=0.5, forced_grace=0.9)
 
 
-class ExitReport:
+class BoundedShutdown:
     """Limits how long the shutdown of a daemon takes; a context manager around its event loop.
 
     ``ending`` holds the signals that request the shutdown of ``runtime``.
@@ -114,15 +114,17 @@ class ExitReport:
         self._handled = 0
         self._signals = 0
         # The deadlines of the loop and the thread, by time.monotonic.
-        self._limits: tuple[float, float] | None = None
+        self._deadlines: tuple[float, float] | None = None
         self._leave_seconds = bounds.leave
-        self._asked = False
+        self._gave_up = False
         self._ended = False
-        self._over = False
+        self._finished = False
         # Threads that exist already belong to the host of the interpreter (a debugger, a test), not
         # to the application.
-        self._others = set(threading.enumerate())
-        self._thread = threading.Thread(target=self._guard, name="sdk_trio-ending", daemon=True)
+        self._host_threads = set(threading.enumerate())
+        self._thread = threading.Thread(
+            target=self._enforce_deadlines, name="sdk_trio-ending", daemon=True
+        )
         # A descriptor of our own: a handler may close sys.stderr, or replace it with None.
         self._stderr: int | None = None
         with suppress(OSError):
@@ -130,7 +132,7 @@ class ExitReport:
 
     # -- around the loop, in the main thread -----------------------------------------------------
 
-    def __enter__(self) -> "ExitReport":
+    def __enter__(self) -> "BoundedShutdown":
         if self._stderr is not None and not faulthandler.is_enabled():
             # Print a traceback if the process crashes (SIGSEGV, or SIGBUS from a truncated file).
             faulthandler.enable(file=self._stderr)
@@ -144,11 +146,11 @@ class ExitReport:
         left = [
             thread.name
             for thread in threading.enumerate()
-            if not thread.daemon and thread.is_alive() and thread not in self._others
+            if not thread.daemon and thread.is_alive() and thread not in self._host_threads
         ]
         if not left:
-            self._over = True
-            self._nudge()
+            self._finished = True
+            self._wake_thread()
             self._thread.join()
             self._reader.close()
             self._writer.close()
@@ -156,7 +158,8 @@ class ExitReport:
         _log.warning(
             "runtime.threads_left",
             threads=left,
-            hint="they are not daemon threads, so Python would wait for them; they are abandoned",
+            hint="Python would wait for these non-daemon threads, so they are abandoned; end them "
+            "in your application's shutdown, or start them with daemon=True",
         )
         if error is not None:
             # main() would report the exception, but it never runs if the process ends here.
@@ -166,13 +169,13 @@ class ExitReport:
         self._ended = True
         moment = time.monotonic() + THREADS_SECONDS
         # The thread ends the process itself: there is no event loop any more.
-        self._limits, self._asked = (moment, moment), True
-        self._nudge()
+        self._deadlines, self._gave_up = (moment, moment), True
+        self._wake_thread()
 
     # -- in the loop -----------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def until_the_end(self) -> AsyncIterator[None]:
+    async def watching_signals(self) -> AsyncIterator[None]:
         """Watch for shutdown signals while the block runs."""
         self._token = trio.lowlevel.current_trio_token()
         # Python's C code writes each signal's number to this descriptor, even while the event loop
@@ -204,21 +207,21 @@ class ExitReport:
             time.sleep(0.001)
 
     async def watch(self) -> None:
-        """Abandon handlers that exceed their time; runs until :meth:`until_the_end` is left."""
+        """Abandon handlers that exceed their time; runs until :meth:`watching_signals` is left."""
         with self._watching:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._note_drain)
                 await self._give_up.wait()
-                await self._leave()
+                await self._abandon_runs()
 
     async def _note_drain(self) -> None:
         drained = await self._runtime.wait_draining()
         # After a second signal the shorter limits already apply.
         if self._signals < 2:
-            self._limit(drained + self._bounds.grace, self._bounds.leave)
-            self._nudge()
+            self._set_deadlines(drained + self._bounds.grace, self._bounds.leave)
+            self._wake_thread()
 
-    async def _leave(self) -> None:
+    async def _abandon_runs(self) -> None:
         self._log_left()
         # Reserve a part of the time for the exit itself, which must precede the thread's deadline.
         with trio.move_on_after(self._leave_seconds * 0.8):
@@ -227,24 +230,24 @@ class ExitReport:
 
     # -- in the thread ---------------------------------------------------------------------------
 
-    def _guard(self) -> None:
-        while not self._over:
-            limits = self._limits
-            moment = None if limits is None else limits[1] if self._asked else limits[0]
+    def _enforce_deadlines(self) -> None:
+        while not self._finished:
+            deadlines = self._deadlines
+            moment = None if deadlines is None else deadlines[1] if self._gave_up else deadlines[0]
             # Before the first signal there is no deadline, and the thread sleeps until it is woken.
-            patience = None if moment is None else max(0.0, moment - time.monotonic())
-            ready, _, _ = select.select([self._reader], [], [], patience)
+            timeout = None if moment is None else max(0.0, moment - time.monotonic())
+            ready, _, _ = select.select([self._reader], [], [], timeout)
             if ready:
-                self._take(self._reader.recv(64))
-            elif self._asked:
+                self._count_signals(self._reader.recv(64))
+            elif self._gave_up:
                 self._end()
             else:
-                self._asked = True
+                self._gave_up = True
                 # The first deadline is the loop's: it can release events and log the abandoned
                 # handlers. The second one is for a loop that did not.
                 self._call(self._give_up.set)
 
-    def _take(self, numbers: bytes) -> None:
+    def _count_signals(self, numbers: bytes) -> None:
         for number in numbers:
             # The first signal starts the drain, the second one forces the end; further ones change
             # nothing.
@@ -262,27 +265,27 @@ class ExitReport:
         drain = settings.webhooks.graceful_drain_timeout_seconds
         delay = settings.server.shutdown_delay_seconds
         bounds = self._bounds
-        self._limit(time.monotonic() + delay + drain + bounds.grace, bounds.leave)
+        self._set_deadlines(time.monotonic() + delay + drain + bounds.grace, bounds.leave)
         main = threading.main_thread().ident
         run, place = (None, None) if main is None else code_of(main)
         if run is not None:
             # Possibly the last chance to log anything: see STUCK_SECONDS.
             _log.info(
-                "runtime.held",
+                "runtime.blocked_by_handler",
                 handler=run.handler,
                 webhook_id=run.webhook_id,
                 place=place,
-                hint="it held the event loop when the signal came; the end does not wait for it",
+                hint="this handler blocked the event loop; the shutdown does not wait for it",
             )
 
     def _force(self, number: int) -> None:
         self._status = 128 + number
-        self._asked = False
-        self._limit(time.monotonic() + self._bounds.forced_grace, FORCED_LEAVE_SECONDS)
+        self._gave_up = False
+        self._set_deadlines(time.monotonic() + self._bounds.forced_grace, FORCED_LEAVE_SECONDS)
 
-    def _limit(self, give_up: float, leave_seconds: float) -> None:
+    def _set_deadlines(self, give_up: float, leave_seconds: float) -> None:
         self._leave_seconds = leave_seconds
-        self._limits = (give_up, give_up + leave_seconds)
+        self._deadlines = (give_up, give_up + leave_seconds)
         # Restart the timer whenever the limits change: it cannot be read or adjusted.
         left = give_up + leave_seconds + STUCK_SECONDS - time.monotonic()
         if self._stderr is not None:
@@ -293,10 +296,10 @@ class ExitReport:
         """End the process from the thread, because the loop is blocked or waits for the disk."""
         if not self._ended:
             # Log in a daemon thread, because logging may block as well if the disk hangs.
-            words = threading.Thread(target=self._log_left, daemon=True)
-            words.start()
+            logger_thread = threading.Thread(target=self._log_left, daemon=True)
+            logger_thread.start()
             # Wait at most 0.2 s for the log line: the exit must not depend on it.
-            words.join(0.2)
+            logger_thread.join(0.2)
         _exit(self._status)
 
     # -- both ------------------------------------------------------------------------------------
@@ -306,12 +309,13 @@ class ExitReport:
         runs = [run.described(now) for run in self._runtime.receiver.runs]
         step = self._runtime.receiver.upgrade_step
         if step is not None:
-            hint = "nothing ends this step of the upgrade; the next start continues at its position"
+            hint = "this step of the upgrade did not stop; the next start resumes where it stopped"
         elif runs:
             hint = LEFT_BEHIND
         else:
             hint = (
-                "no handler is at work, but something does not end: disk, database or another part"
+                "no handler is running, but something else did not stop: check the disk and the "
+                "database"
             )
         _log.error("runtime.left_behind", runs=runs, upgrade_step=step, hint=hint)
 
@@ -321,9 +325,9 @@ class ExitReport:
             with suppress(trio.RunFinishedError):
                 self._token.run_sync_soon(function)
 
-    def _nudge(self) -> None:
+    def _wake_thread(self) -> None:
         with suppress(OSError):
-            self._writer.send(_NUDGE)
+            self._writer.send(_WAKE)
 
 
 def _no_op() -> None:

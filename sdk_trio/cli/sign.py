@@ -53,7 +53,7 @@ def parse_headers(content: bytes) -> list[tuple[bytes, bytes]]:
             pairs.
 
     Raises:
-        UsageError: it is none of these; the message names the line.
+        UsageError: it has none of these forms; the message names the line.
     """
     try:
         text = content.decode("utf-8-sig")
@@ -132,7 +132,7 @@ def sign_file(arguments: Namespace) -> int:
     """Print the headers that make a body a signed delivery.
 
     Raises:
-        UsageError: the id, the time or the secret is one that a receiver would refuse.
+        UsageError: a receiver would refuse the id, the time or the secret.
     """
     settings = load(arguments)
     secret = for_signing(chosen_secrets(arguments, settings))
@@ -163,7 +163,7 @@ def sign_file(arguments: Namespace) -> int:
 
 def new_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of ``secrets new``."""
-    add_number(parser, "--count", greatest=1000, default=1, help="how many (default 1)")
+    add_number(parser, "--count", greatest=1000, default=1, help="number of secrets (default 1)")
     add_format(parser)
 
 
@@ -187,7 +187,7 @@ def _curl(settings: Settings, headers: dict[str, str], file: str) -> str:
     if server.bind[0].startswith("unix:"):
         socket_path, _ = split_unix(server.bind[0])
         target = ["--unix-socket", socket_path, "--url", f"http://localhost{path}"]
-    # The service manager knows the port; 8080 is that of examples/systemd.
+    # Only the service manager knows the port; examples/systemd uses 8080.
     elif server.bind[0].startswith("fd:"):
         target = ["--url", f"{scheme}://127.0.0.1:8080{path}"]
     words = ["curl", *target]
@@ -271,7 +271,7 @@ def _answer(
 def _hint(verdict: Rejected, delivery: Delivery, keyring: Keyring) -> str | None:
     """Return a hint if a small change of the body would have been accepted."""
     if verdict.cause in (Cause.TOO_OLD, Cause.TOO_NEW):
-        return "to check a delivery of another time, give its webhook-timestamp with --at"
+        return "to check an earlier delivery, give its webhook-timestamp with --at"
     if verdict.cause is not Cause.NO_MATCH:
         return None
     for body, reason in _variants(delivery.raw):
@@ -360,7 +360,7 @@ def read_dev_secret(directory: str) -> Secret | None:
     Raises:
         NoSecretError: the file cannot be read or has no secret.
     """
-    from ..base.private_files import read_private  # brings trio, which sign does without
+    from ..base.private_files import read_private  # imports trio, which sign does not need
 
     file = Path(directory) / DEV_SECRET_NAME
     try:
@@ -397,6 +397,6 @@ def provide_dev_secret(directory: str) -> Secret:
     except OSError as error:
         raise NoSecretError(
             f"{file.absolute()} cannot be written ({error.strerror}): make the data directory "
-            "writable, or set Sdk:Storage:Path to one that is"
+            "writable, or set Sdk:Storage:Path to a writable one"
         ) from error
     return Secret(text, made_for_tests=True)

@@ -29,22 +29,31 @@ def simulate_arguments(parser: ArgumentParser) -> None:
         "--app",
         metavar="MODULE:ATTR",
         required=True,
-        help="the HandlerRegistry, or a function that makes one for each seed",
+        help="the HandlerRegistry, or a function that returns one for each seed",
     )
     add_number(
-        parser, "--seeds", greatest=10_000_000, default=SEEDS, help=f"how many (default {SEEDS})"
+        parser,
+        "--seeds",
+        greatest=10_000_000,
+        default=SEEDS,
+        help=f"number of seeds to run, from 0 (default {SEEDS})",
     )
-    parser.add_argument("--seed", metavar="S", type=int, help="this seed alone: replays a failure")
     parser.add_argument(
-        "--hours", metavar="H", type=_hours, help="how long events and faults come, in virtual time"
+        "--seed", metavar="S", type=int, help="run only this seed, to replay a failure"
+    )
+    parser.add_argument(
+        "--hours",
+        metavar="H",
+        type=_hours,
+        help="for how many hours of virtual time events and faults occur",
     )
     parser.add_argument(
         "--check",
         metavar="MODULE:FUNCTION",
-        help="called after each seed; it raises AssertionError",
+        help="called after each seed; raises AssertionError to fail it",
     )
     parser.add_argument(
-        "--write-test", metavar="FILE", help="write a failure into this file, as a test for pytest"
+        "--write-test", metavar="FILE", help="write the failure to this file, as a pytest test"
     )
 
 
@@ -54,7 +63,7 @@ def _hours(text: str) -> float:
     except ValueError:
         hours = 0.0
     if not 0 < hours < math.inf:
-        raise ArgumentTypeError(f"{text!r} is no number of hours above 0, such as 0.5")
+        raise ArgumentTypeError(f"{text!r} is not a number of hours above 0, such as 0.5")
     return hours
 
 
@@ -68,14 +77,16 @@ def simulate_app(arguments: Namespace) -> int:
     handlers = import_part("--app", arguments.app, object, example="app:handlers")
     if not isinstance(handlers, HandlerRegistry) and not callable(handlers):
         raise AppNotFoundError(
-            f"--app {arguments.app}: it is of type {type(handlers).__name__}; name a "
-            "HandlerRegistry, or a function that returns one"
+            f"--app {arguments.app} is a {type(handlers).__name__}: name a HandlerRegistry, or a "
+            "function that returns one"
         )
     check: Any = None
     if arguments.check is not None:
         check = import_part("--check", arguments.check, object, example="app:check")
         if not callable(check):
-            raise AppNotFoundError(f"--check {arguments.check}: it is no function")
+            raise AppNotFoundError(
+                f"--check {arguments.check} is not a function: name one as MODULE:FUNCTION"
+            )
     given: dict[str, Any] = {} if arguments.hours is None else {"hours": arguments.hours}
     world = World(settings=_overrides(arguments.set), **given)
     seeds = range(arguments.seeds) if arguments.seed is None else [arguments.seed]

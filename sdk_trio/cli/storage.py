@@ -1,4 +1,4 @@
-"""``storage``: the store's version and sizes, its check, its backup, its move to another engine."""
+"""``storage``: show, check, back up and restore the store, or move it to another engine."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def check_arguments(parser: ArgumentParser) -> None:
 def migrate_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of ``storage migrate``."""
     parser.add_argument(
-        "--from", dest="from_engine", required=True, choices=_ENGINES, help="where the store is"
+        "--from", dest="from_engine", required=True, choices=_ENGINES, help="the current engine"
     )
     parser.add_argument(
-        "--to", dest="to_engine", required=True, choices=_ENGINES, help="where it is moved"
+        "--to", dest="to_engine", required=True, choices=_ENGINES, help="the new engine"
     )
     parser.add_argument("--dry-run", action="store_true", help="show the rows to move")
     add_format(parser)
@@ -60,7 +60,7 @@ def migrate_arguments(parser: ArgumentParser) -> None:
 
 def backup_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of ``storage backup``."""
-    parser.add_argument("file", metavar="FILE", help="the backup, which does not exist yet")
+    parser.add_argument("file", metavar="FILE", help="the file to create")
     add_format(parser)
 
 
@@ -95,7 +95,7 @@ def show_status(arguments: Namespace) -> int:
 
 def _status_rows(status: StoreStatus) -> list[dict[str, Any]]:
     known = f"of this program: {status.known_version}"
-    told: dict[str, Any] = {
+    values: dict[str, Any] = {
         "store": status.place,
         "engine": status.engine,
         "version": f"{'none yet' if status.version is None else status.version} ({known})",
@@ -103,14 +103,14 @@ def _status_rows(status: StoreStatus) -> list[dict[str, Any]]:
         "size": size_text(status.size),
     }
     if status.log_size is not None:
-        told["write-ahead log"] = size_text(status.log_size)
+        values["write-ahead log"] = size_text(status.log_size)
     if status.free is not None:
-        told["free in the file"] = size_text(status.free)
+        values["free in the file"] = size_text(status.free)
     if status.dead_rows is not None:
-        told["dead rows, about"] = status.dead_rows
+        values["dead rows, about"] = status.dead_rows
     about = "" if status.dead_rows is None else ", about"
-    told |= {f"rows of {name}{about}": count for name, count in status.rows.items()}
-    return [{"what": what, "value": value} for what, value in told.items()]
+    values |= {f"rows of {name}{about}": count for name, count in status.rows.items()}
+    return [{"what": what, "value": value} for what, value in values.items()]
 
 
 def check_store(arguments: Namespace) -> int:
@@ -150,7 +150,7 @@ def _checked(result: CheckResult) -> dict[str, Any]:
 def migrate(arguments: Namespace) -> int:
     """Move the store from one engine to another, or with ``--dry-run`` show the rows to move.
 
-    Killed at any point, it is repeated. Every row is compared at the end.
+    If it is killed at any point, repeat it. Every row is compared at the end.
 
     Raises:
         UsageError: both engines are the same.
@@ -179,7 +179,7 @@ def migrate(arguments: Namespace) -> int:
             else transfer.plan_to_sqlite(address, file)
         )
         return _show_plan(plan, as_json=as_json)
-    # The lock proves that no receiver of this host uses either.
+    # The lock proves that no receiver of this host uses either store.
     with lock_data_directory(settings.storage.path), _progress() as report:
         moved = (
             transfer.move_to_postgres(file, address, report=report)
@@ -220,10 +220,10 @@ def _show_plan(plan: TransferPlan, *, as_json: bool) -> int:
 
 
 def back_up(arguments: Namespace) -> int:
-    """Write a verified backup of the store to a new file, also while a receiver works.
+    """Write a verified backup of the store to a new file, even while a receiver runs.
 
     Raises:
-        StorageError: the store cannot be read, or the file not be written.
+        StorageError: the store cannot be read, or the file cannot be written.
     """
     keep_files_private()
     settings = load(arguments)
@@ -248,7 +248,7 @@ def restore(arguments: Namespace) -> int:
     """Restore a backup into the configured store, which is empty or not there yet.
 
     Raises:
-        StoreUnavailableError: the store is one in memory, or cannot be used.
+        StoreUnavailableError: the store is in memory, or cannot be used.
         StoreLockedError: a runtime works on the store.
         StorageError: the backup is damaged, or the store is not empty.
     """
@@ -269,10 +269,10 @@ def restore(arguments: Namespace) -> int:
     with lock_data_directory(settings.storage.path) as held, _progress() as report:
         manifest = backup.restore(Path(arguments.file), held.path, put, report=report)
     _print_manifest(manifest, as_json=arguments.format == "json")
-    say(f"restored to {place}: the store is that of {manifest.made_at}")
+    say(f"restored to {place}: the store has the state of {manifest.made_at}")
     if settings.storage.backend is StorageBackend.POSTGRES:
         _note_left(manifest.other_tables)
-    say("start the receiver, and fetch the events since then: sdk-trio events reconcile")
+    say("start the receiver, and fetch later events: sdk-trio events reconcile")
     return 0
 
 

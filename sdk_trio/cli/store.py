@@ -45,8 +45,8 @@ def why_unreachable(settings: Settings) -> str | None:
     """Return the reason why a command cannot reach the inbox, or None."""
     if settings.storage.backend is StorageBackend.MEMORY:
         return (
-            "Sdk:Storage:Backend is Memory: its data are in the running process only, where no "
-            "command can reach them; use Sqlite"
+            "Sdk:Storage:Backend is Memory: only the running process can read its data. Set it to "
+            "Sqlite to use this command"
         )
     # A command that reads creates nothing: a mistyped path would create an empty store, which the
     # next command would use.
@@ -58,8 +58,8 @@ def why_unreachable(settings: Settings) -> str | None:
     except PermissionError:
         # Usually an operator's account, while the directory belongs to the receiver's user.
         return (
-            f"this user may not read {file.parent.absolute()}: run this as the user of the "
-            "receiver, as by sudo -u USER"
+            f"this user may not read {file.parent.absolute()}: run the command as the receiver's "
+            "user, for example with sudo -u USER"
         )
     except OSError:
         return (

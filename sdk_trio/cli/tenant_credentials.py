@@ -1,4 +1,4 @@
-"""The sources of a tenant's own credentials: how options name them, and who shares them."""
+"""The sources of a tenant's own credentials: their options, and the tenants that share them."""
 
 import os
 from argparse import Namespace
@@ -52,7 +52,7 @@ def credentials_after(before: TenantCredentials, arguments: Namespace) -> Tenant
     """Return the credentials with the sources that the options name, keep or remove.
 
     Raises:
-        UsageError: options contradict each other, or a source to remove is not there or is the
+        UsageError: options contradict each other, or a source to remove does not exist or is the
             last one.
         TenantCredentialsError: a file does not exist.
     """
@@ -82,7 +82,7 @@ def _secrets_after(before: TenantCredentials, arguments: Namespace) -> tuple[Cre
             raise UsageError(f"--remove-webhook-secret: the tenant has no {source_to_text(source)}")
     if not keeps:
         return new or before.webhook_secrets
-    # The first source signs, so a source that is named again moves to the front.
+    # The first source signs, so a source that is given again moves to the front.
     kept = tuple(s for s in before.webhook_secrets if s not in removed and s not in new)
     # Without its own secret, the host's secrets sign for the tenant: a rotation must not cause
     # that.

@@ -151,7 +151,9 @@ def _read_csv(text: str) -> list[Row]:
         head = [name.strip() for name in next(reader, [])]
         unknown = [name for name in head if name not in (*FIELDS, *FOR_READING)]
         if "identifier" not in head or unknown or len(set(head)) != len(head):
-            wrong = _unknown(unknown) if unknown else "has no column identifier, or one twice"
+            wrong = (
+                _unknown(unknown) if unknown else "has no column identifier, or has a column twice"
+            )
             raise ImportFileError(
                 f"the first line {wrong}; separated by commas it may name {', '.join(FIELDS)}"
             )
@@ -278,7 +280,7 @@ def _wanted(
 def _after(row: Row, identifier: str, before: Tenant | None) -> Tenant:
     """Return the future tenant of a row; fields that the row does not name stay unchanged."""
     # A status changes by a transition, with its messages and its conditions; a column of a file
-    # must not get around them.
+    # must not bypass them.
     status = row.fields.get("status")
     present = TenantStatus.ACTIVE if before is None else before.status
     if status not in (None, present):
@@ -416,11 +418,14 @@ async def _apply(service: TenantService, steps: Sequence[Step], arguments: Names
     for step in steps:
         try:
             await _do(service, step, arguments)
-        except TenantError as error:  # another process has changed it since it was examined
+        except TenantError as error:  # another process has changed it since it was checked
             done.append(Step(step.row, "failed", step.changes, str(error)))
         except StorageError:
             # Importing is idempotent, so the remedy is the same command.
-            say(f"{len(done)} of {len(steps)} rows were done; the same file again continues")
+            say(
+                f"{len(done)} of {len(steps)} rows were done; import the same file again to "
+                "continue"
+            )
             raise
         else:
             done.append(step)
@@ -470,13 +475,13 @@ def _shown(step: Step) -> dict[str, Any]:
 
 def _summary(steps: Sequence[Step], *, dry_run: bool) -> int:
     counts = Counter(step.verdict for step in steps)
-    told = ", ".join(f"{verdict}: {counts[verdict]}" for verdict in sorted(counts)) or "no rows"
+    summary = ", ".join(f"{verdict}: {counts[verdict]}" for verdict in sorted(counts)) or "no rows"
     if dry_run:
-        say(f"{told}; nothing was changed (--dry-run)")
+        say(f"{summary}; nothing was changed (--dry-run)")
     elif counts["refused"]:
-        say(f"{told}; nothing was changed: fix the refused rows, and import the file again")
+        say(f"{summary}; nothing was changed: fix the refused rows, and import the file again")
     elif counts["failed"]:
-        say(f"{told}; import the same file again for the rest")
+        say(f"{summary}; import the same file again for the rest")
     else:
-        say(told)
+        say(summary)
     return EXIT_FAILURE if counts["refused"] or counts["failed"] else 0

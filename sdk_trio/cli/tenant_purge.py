@@ -70,7 +70,7 @@ def purge_tenants(arguments: Namespace) -> int:
 
     Raises:
         UsageError: ``--now`` or ``--orphans`` without or with an identifier.
-        TenantError: the tenant that was named cannot be removed.
+        TenantError: the named tenant cannot be removed.
     """
     if arguments.now and arguments.identifier is None:
         raise UsageError("--now removes one tenant within its retention: name it")
@@ -165,7 +165,7 @@ def _row(
 ) -> dict[str, Any]:
     tenant = candidate.tenant
     if tenant is None and reason is None:
-        reason = "left behind by an earlier purge, or of an unknown tenant"
+        reason = "left over from an earlier purge, or from an unknown tenant"
     days = None
     if tenant is not None and tenant.deleted_at is not None:
         # Full days, as the retention counts them.

@@ -133,11 +133,11 @@ def list_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of ``tenant list``."""
     add_status(parser, "only this status")
     parser.add_argument(
-        "--search", metavar="TEXT", help="only those with it in a name, an id or an address"
+        "--search", metavar="TEXT", help="only tenants with TEXT in a name, an id or an address"
     )
     add_limit(parser, default=None)
     parser.add_argument(
-        "--after", metavar="IDENTIFIER", default="", help="only those after this one"
+        "--after", metavar="IDENTIFIER", default="", help="only tenants after this identifier"
     )
     add_format(parser)
 
@@ -171,7 +171,7 @@ def find_tenant(arguments: Namespace, identifier: str) -> Tenant:
     """Return the tenant of an identifier or id, from the configured store.
 
     Raises:
-        UnknownTenantError: there is none.
+        UnknownTenantError: there is no such tenant.
     """
     return run_with_tenants(arguments, lambda service: service.get(identifier))
 
@@ -186,7 +186,7 @@ def show_tenant(arguments: Namespace) -> int:
     """Print one tenant, and whether its own credentials are found.
 
     Raises:
-        UnknownTenantError: there is none.
+        UnknownTenantError: there is no such tenant.
     """
     _print_result(arguments, lambda service: service.get(arguments.identifier))
     return 0
@@ -198,7 +198,7 @@ def _print_result(
     *,
     creates: bool = False,
 ) -> Tenant:
-    """Print the tenant that ``use`` returns, its credentials, and the path that is its own."""
+    """Print the tenant that ``use`` returns, its credentials, and its own path."""
 
     async def work(service: TenantService) -> tuple[Tenant, list[dict[str, Any]]]:
         tenant = await use(service)
@@ -236,7 +236,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--email-verified", action="store_true", help="the address is verified")
     parser.add_argument("--phone", metavar="P", help="the site manager's phone, as +15551234567")
     parser.add_argument(
-        "--organization-id", metavar="O", help="the upstream's organization that it gets events of"
+        "--organization-id", metavar="O", help="the upstream's organization whose events it gets"
     )
     add_sources(parser)
     add_who_and_why(parser)
@@ -247,7 +247,7 @@ def add(arguments: Namespace) -> int:
     """Add a tenant; the store is created if there is none yet.
 
     Raises:
-        UsageError: an address is verified that there is not.
+        UsageError: ``--email-verified`` without an address.
         InvalidTenantError: a value cannot be accepted; nothing was changed.
         TenantCredentialsError: a named file does not exist; nothing was created.
         TenantExistsError: the identifier or the organization is another tenant's.
@@ -304,7 +304,7 @@ def set_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--name", metavar="N", help="the name for people")
     organization = parser.add_mutually_exclusive_group()
     organization.add_argument(
-        "--organization-id", metavar="O", help="the upstream's organization that it gets events of"
+        "--organization-id", metavar="O", help="the upstream's organization whose events it gets"
     )
     organization.add_argument(
         "--no-organization", action="store_true", help="it gets no organization's events"
@@ -373,8 +373,8 @@ def set_fields(arguments: Namespace) -> int:
         say("nothing was changed: the tenant has these values already")
     elif arguments.keep_webhook_secrets and not arguments.remove_webhook_secret:
         say(
-            "old and new secrets sign now: have the sender use the new one, see that deliveries "
-            "come, then remove the old source with --remove-webhook-secret"
+            "old and new secrets sign now: have the sender use the new one, check that deliveries "
+            "arrive, then remove the old source with --remove-webhook-secret"
         )
     return 0
 
@@ -415,7 +415,8 @@ def transition(arguments: Namespace) -> int:
     Deletion is soft, and asks for confirmation.
 
     Raises:
-        SuspensionRefusedError: its site manager's email is not verified, and nothing relaxes that.
+        SuspensionRefusedError: its site manager's email is not verified, and no setting allows
+            that.
         TenantError: there is no such tenant, or its status does not allow it.
     """
     verb = arguments.words.rpartition(" ")[2]
@@ -463,7 +464,7 @@ def audit_arguments(parser: ArgumentParser) -> None:
     )
     add_status(parser, "only transitions to this status, and other changes in it")
     parser.add_argument(
-        "--search", metavar="TEXT", help="only rows with it in who, what, why or whom"
+        "--search", metavar="TEXT", help="only rows with TEXT in actor, change, reason or tenant"
     )
     add_limit(parser, default=None)
     add_number(parser, "--after", default=0, help="only rows after this sequence")

@@ -28,7 +28,7 @@ def print_text(text: str) -> None:
 
 def print_json(document: Any) -> None:
     """Print a JSON document: ASCII, indented, so that it survives any terminal and locale."""
-    # Keys stay in the order in which the command made them: people read this, too.
+    # Keys stay in the order in which the command created them: people read this as well.
     print_text(json.dumps(document, indent=2))
 
 
@@ -125,7 +125,7 @@ def _cell_of(field: str, value: Any) -> str:
     return cell(value)
 
 
-#: Every id of ours fits into it, in characters.
+#: The minimum width of such a column in characters; all our ids fit.
 _USUAL_WIDTH = 40
 
 
@@ -151,7 +151,7 @@ def cell(value: Any) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """Return text without terminal control characters but line breaks."""
+    """Return text without terminal control characters, except line breaks."""
     return "\n".join(map(printable, text.split("\n")))
 
 
@@ -164,7 +164,7 @@ def is_terminal() -> bool:
 def say(text: str) -> None:
     """Print a message for people, not data, to standard error.
 
-    It may quote a file or a program elsewhere, so control characters are escaped.
+    It may quote a file or a remote program, so control characters are escaped.
     """
     sys.stderr.write(f"{printable_lines(text)}\n")
     sys.stderr.flush()
@@ -232,7 +232,7 @@ class ByteProgress:
         self._width = 0
 
     def show(self, step: str, size: int) -> None:
-        """Replace the line by this one."""
+        """Replace the line with this one."""
         if self._shown:
             text = f"{step}: {size / 1_000_000:.1f} MB" if size else step
             sys.stderr.write(f"\r{text.ljust(self._width)}")

@@ -45,17 +45,17 @@ if TYPE_CHECKING:
 
 COLUMNS = ("webhook_id", "type", "status", "state", "attempts", "last_error")
 
-#: The longest wait for the ends of all events together, in seconds.
+#: Seconds to wait in total until all events have been handled.
 SETTLE_SECONDS = 5.0
-# A sample is handled in milliseconds; people do not notice a twentieth of a second.
+# A sample is handled in milliseconds; people do not notice 0.05 s.
 POLL_SECONDS = 0.05
 
-# The receiver's answer is only a status, as strangers must not learn more; here the operator gets
-# its meaning.
+# The receiver answers only with a status, so that strangers learn nothing more. These texts explain
+# it to the operator.
 _HINTS = {
-    400: "the receiver refused it: another secret than the receiver's, a clock that is off, or "
-    "RequireHttps; 'events rejected' shows the cause",
-    404: "there is nothing at this path: compare it with Sdk:Webhooks:Path",
+    400: "the receiver refused it: the secret differs from the receiver's, a clock is wrong, or "
+    "RequireHttps is true; 'events rejected' shows the cause",
+    404: "nothing is served at this path: compare it with Sdk:Webhooks:Path",
     405: "this is not a webhook receiver: check the address",
     403: "this machine's address is not in Sdk:Webhooks:AllowedSourceIpRanges",
     413: "the body is larger than Sdk:Webhooks:MaxPayloadBytes",
@@ -68,7 +68,7 @@ _HINTS = {
 
 @attrs.frozen
 class Target:
-    """The address to post to and the secret; ``ca_file`` vouches for our own receiver.
+    """The address to post to and the secret; ``ca_file`` verifies our own receiver's certificate.
 
     ``organization`` is named in the samples. ``signer`` is the id of the tenant whose secret is
     used, "" for the host's.
@@ -90,7 +90,7 @@ def trigger_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--url", metavar="U", help="where to post (default: the receiver of the data directory)"
     )
-    add_number(parser, "--count", greatest=100_000, default=1, help="how many events (default 1)")
+    add_number(parser, "--count", greatest=100_000, default=1, help="number of events (default 1)")
     parser.add_argument(
         "--tenant", metavar="T", help="to this tenant's address, with its secret; a name or id"
     )
@@ -110,7 +110,7 @@ def trigger(arguments: Namespace) -> int:
         DeliveryFailedError: no answer came.
     """
     overrides = _overrides(arguments.data)
-    _body(arguments.type, overrides, "", None)  # an unknown type is reported first of all
+    _body(arguments.type, overrides, "", None)  # an unknown type is reported first
     settings = load(arguments)
     given = _given_secret(arguments)
     if arguments.tenant is None:
@@ -159,11 +159,11 @@ def resend_arguments(parser: ArgumentParser) -> None:
 def resend(arguments: Namespace) -> int:
     """Post the body of an event, with its id and a current signature; 1 if it is not accepted.
 
-    The inbox is only read: to run the event again here is ``events replay``.
+    The inbox is only read: to run the event again in this receiver, use ``events replay``.
 
     Raises:
         UsageError: the URL is invalid, or the body was removed.
-        UnknownEventError: the inbox has no event of that id, or several senders' ones.
+        UnknownEventError: the inbox has no event with that id, or events from several senders.
         NoSecretError: no secret to sign with.
         UsageError: ``--to`` is another machine's, and ``--secret-env`` is missing.
         DeliveryFailedError: no answer came.
@@ -214,7 +214,8 @@ def _guarded(secret: Secret, url: str) -> Secret:
 def _secret_of_signer(settings: Settings, record: DeliveryRecord) -> Secret:
     """Return a secret of the sender that signed an event: the host's, or its tenant's.
 
-    With the host's secret, a tenant's event would become the one of any tenant that its body names.
+    With the host's secret, a tenant's event would count as an event of any tenant that its body
+    names.
 
     Raises:
         NoSecretError: the tenant has no secret any more.
@@ -277,7 +278,7 @@ def _tenant_target(settings: Settings, key: str, url: str | None, given: Secret 
     """Return the tenant's own address and secret, or the host's if it has no secrets.
 
     Raises:
-        UsageError: tenants are off, or nothing would make a delivery this tenant's.
+        UsageError: tenants are disabled, or the tenant has neither secrets nor an organization.
     """
     if not settings.multi_tenant.enabled:
         raise UsageError("--tenant: Sdk:MultiTenant:Enabled is false, so there are no tenants")
@@ -302,7 +303,7 @@ def _tenant_target(settings: Settings, key: str, url: str | None, given: Secret 
 
 
 async def _tenant_and_secret(settings: Settings, key: str) -> tuple[Tenant, Secret | None]:
-    """Return a tenant, and the first of its secrets that can sign; None: it has none of its own."""
+    """Return a tenant, and the first of its secrets that can sign; None if it has no own secret."""
     from ..tenants.credentials import CredentialReader
 
     async with open_tenants(settings) as service:
@@ -370,8 +371,8 @@ async def _send(
                 _body(wire_type, overrides, webhook_id, target.organization),
                 secret=target.secret,
                 webhook_id=webhook_id,
-                # The time of each sample, and not of the first: many samples may take longer than
-                # the tolerance.
+                # Each sample gets its own time, because many samples may take longer than the
+                # tolerance.
                 timestamp=int(time.time()),
                 derivation=settings.webhooks.key_derivation,
             )

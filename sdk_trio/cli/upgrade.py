@@ -162,7 +162,8 @@ def _print_result(result: UpgradeResult, *, as_json: bool) -> None:
     if result.organizations:
         say(
             "the tenant has no organization, because its deliveries name several: "
-            f"{', '.join(result.organizations)}; until it gets one, later deliveries do not find it"
+            f"{', '.join(result.organizations)}; until it gets one, it receives no later "
+            "deliveries"
         )
     if DATABASE in result.done:
         say("the old database is still there: remove it when you no longer need it")

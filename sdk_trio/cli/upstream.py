@@ -170,8 +170,8 @@ def call_arguments(parser: ArgumentParser) -> None:
         "--name value for each field",
     )
     parser.add_argument("--list", action="store_true", help="list the operations with these words")
-    add_number(parser, "--limit", help=f"of a list: this many records (default {SHOWN})")
-    parser.add_argument("--all", action="store_true", help="of a list: every record")
+    add_number(parser, "--limit", help=f"for a list: print this many records (default {SHOWN})")
+    parser.add_argument("--all", action="store_true", help="for a list: print every record")
     parser.add_argument(
         "--data", metavar="JSON", help="the body, or the query of a GET; - reads standard input"
     )
@@ -186,7 +186,7 @@ def call(arguments: Namespace) -> int:
 
     Raises:
         UsageError: an argument is wrong; UnknownOperationError: the operation does not exist.
-        CallError: the upstream's answer was no success (status 1), or there was none (69).
+        CallError: the upstream answered with an error (status 1), or did not answer (69).
     """
     if arguments.list:
         return _list_operations(arguments)
@@ -228,7 +228,9 @@ def _limit(arguments: Namespace, *, is_list: bool) -> int | None:
     if arguments.limit is not None and arguments.all:
         raise UsageError("give --limit or --all, not both")
     if not is_list and (arguments.limit is not None or arguments.all):
-        raise UsageError("--limit and --all are for lists, and this operation's answer is none")
+        raise UsageError(
+            "--limit and --all are for lists, and this operation does not return a list"
+        )
     if arguments.all:
         return None
     return arguments.limit or SHOWN
@@ -308,7 +310,7 @@ RECONCILED_COLUMNS = ("webhook_id", "type", "sent", "delivered", "action")
 def reconcile_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of ``events reconcile``."""
     add_moment(parser, "--since", "events sent since", required=True)
-    parser.add_argument("--dry-run", action="store_true", help="show the events to fetch")
+    parser.add_argument("--dry-run", action="store_true", help="list the events, fetch none")
     add_format(parser)
 
 
@@ -320,7 +322,7 @@ def reconcile(arguments: Namespace) -> int:
     endpoint.
 
     Raises:
-        UsageError: ``--since`` is not a time, or further back than the inbox remembers.
+        UsageError: ``--since`` is not a time, or is further back than the inbox remembers.
         StoreUnavailableError: the inbox does not exist.
         CallError: a call of the upstream failed; events requested until then arrive.
     """

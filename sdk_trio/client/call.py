@@ -243,7 +243,7 @@ def chosen(given: T | Unset, otherwise: T) -> T:
 class Call:
     """One call, from its arguments to its answer; times are in seconds.
 
-    The first part is the request, and does not change. ``path`` is below the base path, with or
+    The first part is the request, which does not change. ``path`` is below the base path, with or
     without a query; ``query`` are pairs of text, with a list's key repeated. ``json`` is a body as
     plain JSON values, UNSET if there is none (None is the JSON null); ``form`` are the fields of a
     form; ``content`` is a raw body. ``name`` is the operation's, empty for a route without one.
@@ -255,11 +255,11 @@ class Call:
 
     The third part is the call's progress, which is not copied. ``deadline`` is on the pipeline's
     clock, ``inf`` for none. ``attempts`` counts the requests passed to the transport.
-    ``is_unconfirmed``: one of them may have reached the upstream, must not be executed twice, and
-    has no answer. ``not_before`` is the earliest time of a further attempt requested by the
-    upstream. ``head`` is the last answer whose head has arrived, with or without its body; ``last``
-    is the answer or error of the last finished attempt, ``refusal`` the breaker's refusal of
-    another one.
+    ``is_unconfirmed`` is true if one of them may have reached the upstream, must not be executed
+    twice, and has no answer. ``not_before`` is the earliest time of a further attempt requested by
+    the upstream. ``head`` is the last answer whose head has arrived, with or without its body;
+    ``last`` is the answer or error of the last finished attempt, ``refusal`` the breaker's refusal
+    of another one.
     """
 
     method: str
@@ -298,7 +298,7 @@ class Call:
 
     @property
     def shown_path(self) -> str:
-        """Return the path for people: without its query, and with secrets masked."""
+        """Return the path for logs and messages: without its query, and with secrets masked."""
         return without_path_secrets(self.path.partition("?")[0])
 
     @property

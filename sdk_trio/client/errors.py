@@ -3,23 +3,16 @@
 ::
 
     SdkError
-    └── CallError                       method, path, attempts; of the last answer: status, request
-        │                               id, body
-        ├── ApiError                    the upstream answered, and not with success
-        │   ├── BadRequestError             400
-        │   ├── AuthenticationError         401
-        │   ├── PermissionDeniedError       403
-        │   ├── NotFoundError               404
-        │   ├── ConflictError               409
-        │   ├── UnprocessableEntityError    422, with the fields that are wrong
-        │   ├── RateLimitedError            429, or a limit known beforehand
-        │   └── ServerError                 5xx
-        ├── ConnectionFailedError       no whole answer: no connection, or it broke
-        │   └── AttemptTimeoutError     no whole answer within TimeoutMs
-        ├── DeadlineExceededError       no success within the call's total time
-        ├── CircuitOpenError            not sent: the upstream has been failing
-        ├── OutcomeUnknownError         a write was sent, and whether it took effect is not known
-        └── UnexpectedAnswerError       a success whose body is not of the promised form
+    └── CallError method, path, attempts; of the last answer: status, request │ id, body ├──
+        ApiError the upstream answered with an error │ ├── BadRequestError 400 │ ├──
+        AuthenticationError 401 │ ├── PermissionDeniedError 403 │ ├── NotFoundError 404 │ ├──
+        ConflictError 409 │ ├── UnprocessableEntityError 422, with the fields that are wrong │ ├──
+        RateLimitedError 429, or a limit known beforehand │ └── ServerError 5xx ├──
+        ConnectionFailedError no complete answer: no connection, or it broke │ └──
+        AttemptTimeoutError no complete answer within TimeoutMs ├── DeadlineExceededError no success
+        within the call's total time ├── CircuitOpenError not sent: the upstream has been failing
+        ├── OutcomeUnknownError a write was sent, and it is unknown whether it took effect └──
+        UnexpectedAnswerError a success whose body has an unexpected form
 
 Messages contain no query string and no token: ``mask`` is applied to every text.
 """
@@ -199,7 +192,7 @@ class ServerError(ApiError):
 
 
 class ConnectionFailedError(CallError):
-    """No complete answer: no connection, or it broke. ``kind`` tells whether to retry."""
+    """No complete answer: no connection, or it broke. ``kind`` shows whether to retry."""
 
     #: The failed dial or connection that this call shared with others, so that the breaker counts
     #: it once; None if only this call failed.

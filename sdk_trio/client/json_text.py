@@ -25,7 +25,7 @@ _INT_DIGITS = 4000
 _SPACE = re.compile(r"[ \t\n\r]*")
 _NUMBER = re.compile(r"(-?(?:0|[1-9][0-9]*))(\.[0-9]+)?([eE][-+]?[0-9]+)?")
 _NAMES: dict[str, bool | None] = {"true": True, "false": False, "null": None}
-_read_text = JSONDecoder().raw_decode  # for a string that starts at the position
+_read_text = JSONDecoder().raw_decode  # expects a string that starts at the position
 _WORD = re.compile("|".join(_NAMES))
 
 
@@ -75,7 +75,7 @@ def read_json(content: bytes | str, *, max_depth: int = MAX_DEPTH) -> Any:
     except UnreadableJsonError as error:
         fault = str(error)
     except UnicodeDecodeError as error:
-        fault = f"byte {error.start} is no UTF-8"
+        fault = f"byte {error.start} is not UTF-8"
     except JSONDecodeError as error:
         fault = f"{error.msg}, character {error.pos}"
     if not fault:
@@ -209,7 +209,7 @@ def _fraction(number: str) -> float | Decimal:
 
 
 def _refused(name: str) -> None:
-    raise UnreadableJsonError(f"{name} is no value")
+    raise UnreadableJsonError(f"{name} is not a value")
 
 
 _decoder = JSONDecoder(parse_float=_fraction, parse_int=_whole, parse_constant=_refused)

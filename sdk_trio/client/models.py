@@ -18,7 +18,7 @@ Fields = Record
 
 
 class Unlisted(str):
-    """A text that the upstream has added to a closed list since; compare it like any other."""
+    """A text that the upstream has since added to a closed list; compare it like any other."""
 
     __slots__ = ()
 

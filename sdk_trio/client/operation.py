@@ -47,7 +47,7 @@ def path_segment(value: object, where: str) -> str:
     text = str(value)
     if text in ("", ".", ".."):
         raise ValueError(f"{where} is {text!r}: the path would be that of another operation")
-    # Slashes are encoded, too: an id with one would name another resource (RFC 3986, 3.3).
+    # Slashes are also encoded: an id with a slash would name another resource (RFC 3986, 3.3).
     return quote(text, safe="")
 
 

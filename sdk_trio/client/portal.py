@@ -178,7 +178,7 @@ class _Loop:
                 job.error = None
         except trio.Cancelled:
             raise
-        except BaseException as error:  # it is the caller's
+        except BaseException as error:  # the error belongs to the caller
             job.error = error
         finally:
             self._jobs.discard(job)

@@ -357,7 +357,7 @@ def row(
 _Row = Callable[..., BoundEndpoint]
 
 #: Rows by the form of the answer: one object, an array of objects, any JSON or none, no content, a
-#: list in numbered pages, a list whose pages only say whether there is a next one, a file.
+#: list in numbered pages, a list whose pages only show whether there is a next one, a file.
 record: _Row = functools.partial(row, OperationAnswer.RECORD)
 records: _Row = functools.partial(row, OperationAnswer.RECORDS)
 json_endpoint: _Row = functools.partial(row, OperationAnswer.JSON)

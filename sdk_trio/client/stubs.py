@@ -55,7 +55,7 @@ class KnownOperation:
     """The stub's entry of an operation.
 
     ``fields`` are the arguments by name, path parameters first: the type as text, and whether the
-    upstream requires the field. ``is_open``: it accepts other arguments, too. ``returns`` is the
+    upstream requires the field. ``is_open``: it also accepts other arguments. ``returns`` is the
     type of a call's result.
     """
 

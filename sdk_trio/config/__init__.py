@@ -23,7 +23,7 @@ __all__ = [
     "load_settings",
     "read_settings",
     "Loaded",
-    # looking
+    # inspecting
     "describe",
     "json_schema",
     "unmet_needs",

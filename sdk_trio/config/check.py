@@ -80,7 +80,7 @@ def unmet_needs(settings: Settings) -> list[Problem]:
 
 
 class Findings(msgspec.Struct, frozen=True):
-    """Faults (``problems``) and oddities (``warnings``) of the settings."""
+    """Errors (``problems``) and suspicious values (``warnings``) of the settings."""
 
     problems: tuple[Problem, ...] = ()
     warnings: tuple[Problem, ...] = ()
@@ -97,7 +97,7 @@ def check(
 
     Args:
         settings: as bound, or created by hand.
-        standalone: the receiver alone runs, so no AccessToken is needed.
+        standalone: only the receiver runs, so no AccessToken is needed.
         receiver: the receiver runs, so at least one webhook secret is needed.
         invalid: full keys that could not be bound; no further problem is reported for them.
     """
@@ -293,14 +293,14 @@ def _header_fault(text: str) -> str | None:
 def forward_secret_problem(text: str) -> str | None:
     """Return the fault of a variable's signing secrets, or None."""
     if not text.strip():
-        return "is not set: make one with 'secrets new', and give it to the application as well"
+        return "is not set: generate one with 'secrets new', and give it to the application as well"
     for part in text.split():
         try:
             secret = parse_secret(part, KeyDerivation.STANDARD)
         except ValueError as error:
             return f"cannot be signed with: one of its secrets {error}"
         if part.startswith(PUBLIC_KEY_PREFIX):
-            return "cannot be signed with: it is a public key; make a secret with 'secrets new'"
+            return "cannot be signed with: it is a public key; generate a secret with 'secrets new'"
         if secret.guessable is not None:
             return f"must not be used: one of its secrets {secret.guessable}"
     return None
@@ -329,10 +329,9 @@ def _webhook_secrets(settings: Settings, *, receiver: bool, invalid: Collection[
             problems.append(
                 Problem(
                     key,
-                    f"names a variable with the secret of {first}, which is not for tests: "
-                    "deliveries that "
-                    "the simulator signs would be accepted by every receiver with that secret; "
-                    "use a secret of its own for the simulator ('secrets new')",
+                    f"names a variable with the secret of {first}, which is not a test secret: "
+                    "every receiver with that secret would accept deliveries that the simulator "
+                    "signs; use a secret of its own for the simulator ('secrets new')",
                 )
             )
         elif first != key:
@@ -367,8 +366,8 @@ def _addresses(settings: Settings) -> Iterator[Problem]:
     if server.processes != 1 and settings.storage.backend is StorageBackend.MEMORY:
         yield Problem(
             "Sdk:Server:Processes",
-            "several processes need a store that they share, and Storage:Backend Memory is each "
-            "process's own: set Backend to Sqlite or Postgres, or Processes to 1",
+            "several processes need a store that they share, and with Storage:Backend Memory "
+            "each process has its own: set Backend to Sqlite or Postgres, or Processes to 1",
         )
     yield from _both_or_neither("Server", CertFile=server.cert_file, KeyFile=server.key_file)
     taken: dict[str, str] = {}
@@ -435,7 +434,7 @@ USUAL_TOLERANCE = 3600
 
 
 def _replay_window(settings: Settings) -> Iterator[Problem]:
-    """Warn of what a large ToleranceSeconds lets a stranger do with a captured delivery."""
+    """Warn of a large ToleranceSeconds, which makes captured deliveries usable for longer."""
     webhooks = settings.webhooks
     tolerance, hours = webhooks.tolerance_seconds, webhooks.dedup_retention_hours
     key = "Sdk:Webhooks:ToleranceSeconds"
@@ -485,7 +484,7 @@ LEAST_TOKEN_CHARACTERS = 32
 _WIDEST = {4: 8, 6: 32}
 
 #: The mode bits of a socket that let every user of the machine connect.
-_EVERYBODY = 0o006
+_OTHERS_MODE = 0o006
 
 
 def exposure_warnings(settings: Settings) -> Iterator[Problem]:
@@ -518,17 +517,17 @@ def exposure_warnings(settings: Settings) -> Iterator[Problem]:
                 "addresses",
             )
     for key, address in bound_addresses(settings):
-        if address.startswith("unix:") and _is_for_everybody(address):
+        if address.startswith("unix:") and _is_open_to_others(address):
             yield Problem(
                 key,
                 "lets every user of this machine connect, and peers of a unix socket cannot be "
-                "told apart; use mode=0660 and a dedicated group",
+                "distinguished; use mode=0660 and a dedicated group",
             )
 
 
-def _is_for_everybody(address: str) -> bool:
+def _is_open_to_others(address: str) -> bool:
     _, mode = split_unix(address)
-    return mode.isdigit() and bool(int(mode, 8) & _EVERYBODY)
+    return mode.isdigit() and bool(int(mode, 8) & _OTHERS_MODE)
 
 
 def _development(settings: Settings, public: list[str]) -> Iterator[Problem]:
@@ -543,9 +542,9 @@ def _development(settings: Settings, public: list[str]) -> Iterator[Problem]:
         yield Problem(
             "Sdk:Environment",
             "is Development, and a webhook secret is configured: in a real installation set it "
-            "to Production; for experiments use the secret of a separate endpoint, with "
-            "which no other receiver verifies, or none: 'dev' makes one "
-            "(Sdk:Simulator:SecretEnvVar names another)",
+            "to Production; for experiments use the secret of a separate endpoint, which no "
+            "other receiver uses, or none: 'dev' generates one (Sdk:Simulator:SecretEnvVar names "
+            "another)",
         )
 
 

@@ -72,7 +72,7 @@ def notification_warnings(options: NotificationsOptions) -> Iterator[Problem]:
     if not enabled_channels(options):
         yield Problem(
             f"{NOTIFICATIONS}:EnabledChannels",
-            "has no channel, so transitions are not announced, not even later: enable "
+            "has no channel, so transitions are never announced: enable "
             f"{_either([channel.key for channel in CHANNELS.values()])}",
         )
     if (

@@ -203,7 +203,7 @@ def is_quoted(text: str) -> bool:
     return len(text) > 1 and text[0] == text[-1] and text[0] in "'\"`"
 
 
-#: The problem with a quoted text.
+#: The fault of a quoted text.
 QUOTED = (
     "begins and ends with a quote, which would be part of the secret: remove both quotes (the "
     "env files of containers and units keep them)"

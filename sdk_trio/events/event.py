@@ -187,7 +187,7 @@ class Event(Generic[DataT_co]):
     tenant: Any = None
     """The tenant that the event belongs to, or None."""
     api_version: str | None = None
-    """The version of the sender's API that shaped ``data``; None when the document names none."""
+    """The version of the sender's API that shaped ``data``; None when the document has none."""
     key: str = attrs.field(default=attrs.Factory(lambda self: self.webhook_id, takes_self=True))
     """The key of the delivery: who signed it and ``webhook_id``, in one text."""
     generation: int = 0

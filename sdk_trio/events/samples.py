@@ -36,7 +36,7 @@ from .payloads import (
 
 Data = dict[str, Any]
 
-#: The upstream API version of the samples; all its versions send the same.
+#: The upstream API version of the samples; all its versions send the same data.
 API_VERSION = "2026-04"
 
 

@@ -58,7 +58,7 @@ MAX_UNREAD_BYTES = 64 * 1024 * 1024
 #: request is sent on it.
 SILENCE_SECONDS = 0.5
 
-#: aioquic's reason after ``idle_seconds``; its code has other meanings, too.
+#: aioquic's reason after ``idle_seconds``; its code also has other meanings.
 _IDLE_TIMEOUT = "Idle timeout"
 
 

@@ -7,21 +7,14 @@ the boundary.
 
 ::
 
-    NetworkError
-    ├── NothingSentError            the server cannot have acted on the request
-    │   ├── ConnectFailedError
-    │   │   └── ConnectTimedOutError
-    │   ├── PoolTimedOutError       no connection became free in time
-    │   ├── ClosedError             the transport itself was closed
-    │   └── NotProcessedError       the server said so (GOAWAY, REFUSED_STREAM), or never got it
-    │       └── RenewedError        its connection has served others and is to be replaced
-    ├── ReadFailedError
-    │   ├── ReadTimedOutError
-    │   └── StaleConnectionError    a reused connection ended before any byte of the answer
-    ├── WriteFailedError
-    │   └── WriteTimedOutError
-    ├── PeerProtocolError           the server broke the protocol
-    └── OurProtocolError            the request cannot be sent as it is
+    NetworkError ├── NothingSentError the server cannot have acted on the request │ ├──
+    ConnectFailedError │ │ └── ConnectTimedOutError │ ├── PoolTimedOutError no connection became
+    free in time │ ├── ClosedError the transport itself was closed │ └── NotProcessedError the
+    server reported that (GOAWAY, REFUSED_STREAM), or never got it │ └── RenewedError its connection
+    has served others and must be replaced ├── ReadFailedError │ ├── ReadTimedOutError │ └──
+    StaleConnectionError a reused connection ended before any byte of the answer ├──
+    WriteFailedError │ └── WriteTimedOutError ├── PeerProtocolError the server broke the protocol
+    └── OurProtocolError the request cannot be sent unchanged
 """
 
 import re

@@ -1,6 +1,6 @@
 """HTTP POST for notifications, over our own transport, to public addresses if requested.
 
-The errors tell whether the request may have arrived, because an SMS cannot be recalled:
+The errors show whether the request may have arrived, because an SMS cannot be recalled:
 ``NotSentError`` may be retried, ``AnswerLostError`` must not be.
 
 A customer may have chosen a webhook URL, which could make this process send requests inside the
@@ -174,7 +174,7 @@ class HttpPoster:
                     await exchange.run(transport, _request(url, headers, body, exchange.depart))
         except trio.TooSlowError as error:
             failure: Exception = error
-            text = f"no whole answer within {timeout_seconds:g} s"
+            text = f"no complete answer within {timeout_seconds:g} s"
         except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
             failure = error
             text = str(error) or type(error).__name__

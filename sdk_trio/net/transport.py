@@ -297,7 +297,7 @@ class Transport(httpx.AsyncBaseTransport):
         abandoned earlier was certainly not executed.
 
         Raises:
-            httpx.TransportError: see the module; the class tells whether anything was sent.
+            httpx.TransportError: see the module; the class shows whether anything was sent.
             RuntimeError: the transport was never opened.
         """
         pool = self._pool

@@ -45,12 +45,12 @@ from .send import (
 
 _log = get_logger("notifications")
 
-#: Messages of one channel that are sent at the same time: enough for its pace, and few, because all
+#: Messages of one channel that are sent at the same time: enough for its rate, and few, because all
 #: of them are ``unknown`` after a crash.
 CONCURRENCY = 4
 
-#: The longest that one attempt may take, in seconds: a little above the longest timeout that can
-#: be configured (300), for a channel that forgets its own.
+#: Time limit of one attempt, in seconds: a little above the longest timeout that can be configured
+#: (300), for a channel without a timeout of its own.
 ATTEMPT_SECONDS = 330.0
 
 #: Pause after an error of the store, in seconds.
@@ -145,10 +145,10 @@ class ChannelRunner:
     """Claims the due messages of one channel, sends them, and records the results.
 
     Args:
-        name: of the channel, as the store and people know it.
+        name: the channel's name, as in the store and in commands.
         channel: sends the messages.
         store: where the messages are.
-        limits: its own.
+        limits: the limits of this channel.
         clock: returns Unix seconds.
         count: called with the channel and the result of every attempt.
         taking: is locked while messages are claimed, and while leases are renewed.
@@ -276,7 +276,7 @@ class ChannelRunner:
                 fraction=self._fraction(),
             )
             await self._record(record, ending)
-        except BaseException:  # Cancelled, or a group of them from a nursery of the channel's
+        except BaseException:  # Cancelled, or a group of them from a nursery of the channel
             with trio.move_on_after(CLEANUP_SECONDS, shield=True):
                 await self._record(record, ending or self._interrupted(record))
             raise
@@ -284,8 +284,8 @@ class ChannelRunner:
     def _pause(self, pace: Pace, asked: float) -> None:
         """Pause the channel for the time requested by the provider, within the channel's limit.
 
-        One answer, right or wrong, must not stop all messages for a day. The message that got it
-        waits for the whole time.
+        One answer, right or wrong, must not stop all messages for a day. The message that was
+        answered waits for the whole time.
         """
         now = trio.current_time()
         seconds = min(asked, self._limits.longest_pause_seconds)
@@ -299,8 +299,8 @@ class ChannelRunner:
         pace.pause(now + seconds)
 
     async def _attempt(self, record: NotificationRecord) -> Outcome:
-        # Each channel has its own timeout. This one is for a channel that lacks it, whose messages
-        # would block their workers forever.
+        # Each channel has its own timeout. This one is for a channel without a timeout: its
+        # messages would block their workers forever.
         with trio.move_on_after(ATTEMPT_SECONDS):
             try:
                 return await self.channel.send(record.outbox)
@@ -313,7 +313,7 @@ class ChannelRunner:
     def _interrupted(self, record: NotificationRecord) -> SendResult:
         return interrupted(
             repeatable=record.repeatable,
-            reason="cut off by a shutdown: whether it arrived is not known",
+            reason="interrupted by a shutdown: it is unknown whether it arrived",
             now=self._clock(),
         )
 
@@ -327,7 +327,7 @@ class ChannelRunner:
                         self._report(record, ending, attempt=record.attempts + 1)
                     elif ending.state in RESULTS:
                         # Another owner has the message and will report it. Only this log line shows
-                        # that it was sent here, too.
+                        # that it was also sent here.
                         _log.warning(
                             "notification.not_recorded",
                             id=str(record.id),
@@ -372,9 +372,9 @@ class NotificationPump:
     """Sends the messages of all channels until closed.
 
     Args:
-        channels: by the name that the store and people know them by (``email``).
+        channels: by their name in the store and in commands (``email``).
         store: where the messages are stored.
-        limits: of single channels; the others have the defaults of :class:`ChannelLimits`.
+        limits: limits of single channels; the others have the defaults of :class:`ChannelLimits`.
         changed: set when there may be a new transition; None: the store is polled every
             :data:`POLL_SECONDS` only.
         clock: returns Unix seconds.
@@ -441,7 +441,7 @@ class NotificationPump:
             runner.close()
 
     async def recover(self) -> None:
-        """Recover the messages of earlier processes; the caller knows that none of them lives.
+        """Recover the messages of earlier processes; the caller knows that none of them still runs.
 
         A message that one of them was sending becomes ``unknown`` if it cannot be repeated.
 

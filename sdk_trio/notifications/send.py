@@ -50,7 +50,7 @@ _SAID_BY_A_GATEWAY = frozenset({502, 504, 598, 599, *range(520, 531)})
 
 @attrs.frozen
 class Sent:
-    """The provider took it; ``provider_id`` is its name for the message, if it gave one."""
+    """The provider accepted it; ``provider_id`` is its id of the message, if it returned one."""
 
     provider_id: str | None = None
 
@@ -72,14 +72,14 @@ class Refused:
 
 @attrs.frozen
 class Skipped:
-    """Nothing was sent, and the reason is ours: no address, not verified, no credential."""
+    """Nothing was sent, for a local reason: no address, not verified, no credential."""
 
     reason: str
 
 
 @attrs.frozen
 class Ambiguous:
-    """It was sent, and no answer came: it is unknown whether it was accepted."""
+    """It was sent, and no answer arrived: it is unknown whether it was accepted."""
 
     reason: str
 
@@ -121,7 +121,7 @@ class Channel(Protocol):
 
 
 class Poster(Protocol):
-    """The project's HTTP layer as a channel sees it; the runtime makes one."""
+    """The HTTP layer as a channel sees it; the runtime passes an instance."""
 
     async def post(
         self,
@@ -137,7 +137,7 @@ class Poster(Protocol):
 
         Args:
             url: an absolute URL.
-            headers: all but Host and Content-Length.
+            headers: all except Host and Content-Length.
             body: the exact bytes.
             timeout_seconds: time limit from resolving the name to the answer's last byte.
             public_only: refuse to connect to a private, loopback or link-local address.
@@ -146,7 +146,7 @@ class Poster(Protocol):
         Raises:
             AddressInvalidError: nothing can ever be sent to this URL.
             AddressRefusedError: ``public_only``, and the host has no public address.
-            NotSentError: nothing of the request was sent: it may be tried again.
+            NotSentError: nothing of the request was sent: it may be retried.
             AnswerLostError: it was sent, or may have been, and no complete answer came.
         """
         ...
@@ -178,7 +178,7 @@ async def attempt(poster: Poster, prepare: Callable[[], Request | Skipped]) -> O
     except Exception as error:  # a bug in one message must not end the other channels
         log_fault("notification.not_prepared", error)
         await trio.lowlevel.checkpoint()
-        return Refused(f"unexpected {type(error).__name__} while the message was made")
+        return Refused(f"unexpected {type(error).__name__} while the message was prepared")
     if isinstance(request, Skipped):
         await trio.lowlevel.checkpoint()
         return request
@@ -301,13 +301,13 @@ def classify_response(
 
 
 def accepted(answer: PostAnswer, provider_id: Any = None) -> Sent:
-    """Return the success, with the provider's id if it is one that can be shown."""
+    """Return the success, with the provider's id if it can be shown."""
     shown = one_line(provider_id)[:128] if isinstance(provider_id, str) else ""
     return Sent(shown or None)
 
 
 def document_of(answer: PostAnswer) -> dict[str, Any]:
-    """Return the answer's JSON object; an empty one if it is none."""
+    """Return the answer's JSON object; an empty one if it is not an object."""
     try:
         found = json.loads(answer.body)
     # A proxy answers in HTML, and a hostile server nests a thousand brackets.
@@ -369,7 +369,7 @@ def ending_of(
     """Decide the next step after an attempt.
 
     Args:
-        outcome: the channel's.
+        outcome: the channel's outcome.
         attempts: the number of this attempt, from 1.
         repeatable: whether the receiver recognizes a repetition: only then is a message sent again
             that may have arrived.
@@ -427,7 +427,7 @@ def sample_record(
         transition: the transition.
         tenant: its tenant; None: a fictitious one.
         now: when it would be, in Unix seconds.
-        reason: why; None: a made-up reason for a made-up tenant.
+        reason: why; None: an invented reason for a fictitious tenant.
     """
     if tenant is None:
         tenant = Tenant(

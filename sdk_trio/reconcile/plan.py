@@ -95,7 +95,7 @@ class Checkpoint:
     """The state between two passes; times are Unix seconds.
 
     ``began`` is the time of the first pass of this inbox. Every delivery up to ``until`` has
-    arrived or is abandoned. ``asked`` are the requested events that have not arrived yet.
+    arrived or is abandoned. ``asked`` holds the requested events that have not arrived yet.
     """
 
     began: float

@@ -12,7 +12,7 @@ TEXTS = ("EmailSubject", "EmailBody", "SmsBody")
 
 
 class ContactKind(enum.Enum):
-    """A kind of address of a site manager: its name for people, and its argument."""
+    """A kind of address of a site manager: its label, and its command-line argument."""
 
     EMAIL = ("email address", "--email")
     PHONE = ("phone number", "--phone")
@@ -48,7 +48,7 @@ class NotificationChannel(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Its switch and its section in the settings, such as ``Email``."""
+        """The name of its switch and of its section in the settings, such as ``Email``."""
         return self.name.capitalize()
 
 

@@ -26,7 +26,7 @@ HOST = "host"
 #: The error of a run during which its process ended.
 PROCESS_ENDED = "the process ended while it ran"
 
-#: The most other bodies stored per key: the first ones. Further ones are only counted.
+#: The maximum number of other bodies stored per key. Later ones are only counted.
 MOST_EVIDENCE = 10
 
 
@@ -107,7 +107,8 @@ class DeliveryRecord:
 
 
 class EvidenceRecord(msgspec.Struct, frozen=True):
-    """Another body received under the key of a delivery: when, from where, and its bytes.
+    """Another body received under the key of a delivery: its time, its source address, and its
+    bytes.
 
     ``tenant_id`` is its own tenant, which may differ from the delivery's.
     """
@@ -119,7 +120,7 @@ class EvidenceRecord(msgspec.Struct, frozen=True):
 
 
 class AttemptRecord(msgspec.Struct, frozen=True):
-    """One failed run: its number from 1, when, for how long, and why.
+    """One failed run: its number from 1, its time, its duration, and the reason.
 
     ``place`` is the innermost line of the user's code, as ``FILE:LINE in FUNCTION``, or for a
     forwarded event the beginning of the application's answer. ``traceback`` is stored in
@@ -197,8 +198,8 @@ class Done(msgspec.Struct, frozen=True):
 class Retry(msgspec.Struct, frozen=True):
     """The run failed. ``at`` is the time of our next attempt; None: the sender redelivers it.
 
-    ``asked``: the handler requested a later run with ``RetryLater``. ``answer`` is the beginning of
-    the application's answer, which is stored and never logged.
+    ``asked`` is true if the handler requested a later run with ``RetryLater``. ``answer`` is the
+    beginning of the application's answer, which is stored and never logged.
     """
 
     at: float | None

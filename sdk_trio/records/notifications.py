@@ -88,7 +88,7 @@ class Enlisted:
 
 @attrs.frozen
 class Lookout:
-    """Whether transitions without messages exist, and the channels with messages to send."""
+    """Whether there are transitions without messages, and the channels with messages to send."""
 
     new_transitions: bool
     due: frozenset[str]

@@ -98,11 +98,11 @@ class Tenant:
 
 @attrs.frozen(kw_only=True)
 class AuditRecord:
-    """A change of a tenant: by whom, when, why, and the setting that relaxed a rule for it.
+    """A change of a tenant: its actor, time, reason, and the setting that relaxed a rule for it.
 
     ``sequence`` grows with every change of any tenant; the store sets it. ``relaxation`` is the
     full key of a setting. ``details`` names the changed values if the action does not; for a
-    refused transition, which one and why.
+    refused transition, its name and the reason.
     """
 
     sequence: int = 0
@@ -172,7 +172,7 @@ def source_from_text(text: str) -> CredentialSource:
     Raises:
         ValueError: the text is not a source.
     """
-    # Split at the first colon only: Windows paths contain another.
+    # Split only at the first colon: Windows paths contain another.
     kind, _, name = text.partition(":")
     if kind == "env" and name:
         return EnvironmentVariable(name)

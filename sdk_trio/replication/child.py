@@ -30,7 +30,7 @@ from .plan import difference
 PROGRAM: Final = "litestream"
 
 _KEY = "Sdk:MultiTenant:FileDb:Replication:ReplicatorPath"
-_REMEDY = f"install it with: pip install 'sdk-trio[replication]', or name another one in {_KEY}"
+_REMEDY = f"Run pip install 'sdk-trio[replication]', or set {_KEY} to the path of another binary"
 
 
 def find_replicator(
@@ -56,8 +56,8 @@ def find_replicator(
         chosen = os.path.abspath(options.replicator_path)
         if not (os.path.isfile(chosen) and os.access(chosen, os.X_OK)):
             raise ReplicatorError(
-                f"the replicator {chosen} ({_KEY}) is not an executable program: correct "
-                "the path, or remove the key to use the one of sdk-trio[replication]"
+                f"the replicator {chosen} ({_KEY}) is not an executable file: correct the "
+                "path, or remove the key to use the binary that sdk-trio[replication] installs"
             )
         return chosen
     beside = Path(sys.executable if interpreter is None else interpreter).parent
@@ -68,7 +68,7 @@ def find_replicator(
     found = shutil.which(PROGRAM, path=places)
     if found is None:
         raise ReplicatorError(
-            f"the replicator '{PROGRAM}' is neither next to {beside} nor on PATH: {_REMEDY}"
+            f"the replicator '{PROGRAM}' is neither in {beside} nor on PATH. {_REMEDY}"
         )
     return os.path.abspath(found)
 
@@ -185,20 +185,20 @@ class LineLimiter:
             line: the line.
             now: seconds of a monotonic clock.
         """
-        held: dict[str, int] = {}
+        omitted: dict[str, int] = {}
         if now >= self._window_ends:
-            held = {m: n - LINES_A_WINDOW for m, n in self._seen.items() if n > LINES_A_WINDOW}
+            omitted = {m: n - LINES_A_WINDOW for m, n in self._seen.items() if n > LINES_A_WINDOW}
             self._seen.clear()
             self._window_ends = now + WINDOW_SECONDS
         if line.level == "debug":
-            return True, held
+            return True, omitted
         # Plain lines start with the time, so all differ; they share one count.
         key = "lines of libraries" if line.plain else line.message
         # We do not control these texts: a number or a path in them makes each line a new key.
         if key not in self._seen and len(self._seen) >= MAX_MESSAGES:
             key = "others"
         self._seen[key] = self._seen.get(key, 0) + 1
-        return self._seen[key] <= LINES_A_WINDOW, held
+        return self._seen[key] <= LINES_A_WINDOW, omitted
 
 
 def secret_values(options: ReplicationOptions, environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -253,9 +253,9 @@ class ChildOutputReader:
         if line.level != "debug":
             error = line.fields.get("error")
             self._last_lines.append(f"{line.message}: {error}" if error else line.message)
-        admitted, held = self._limiter.admit(line, trio.current_time())
-        for message, count in held.items():
-            _log.warning("replication.lines_held_back", message=message, count=count)
+        admitted, omitted = self._limiter.admit(line, trio.current_time())
+        for message, count in omitted.items():
+            _log.warning("replication.lines_omitted", message=message, count=count)
         if admitted:
             _write(line)
 
@@ -308,7 +308,7 @@ class ChildMonitor:
 
     def __init__(self, client: ControlClient, *, silent_checks: int) -> None:
         self._client = client
-        self._silent_looks = silent_checks
+        self._silent_limit = silent_checks
         self._silent = 0
 
     async def check(self, wanted: Collection[str]) -> None:
@@ -329,7 +329,7 @@ class ChildMonitor:
             return
         # A replicator that waits for its target lists nothing, but it works and must not be killed.
         self._silent = 0 if await self._client.answers() else self._silent + 1
-        if self._silent >= self._silent_looks:
+        if self._silent >= self._silent_limit:
             raise ReplicatorError(f"the replicator hangs: {problem}") from problem
 
 
@@ -427,7 +427,7 @@ async def end_child(child: Child, seconds: float) -> None:
         "replication.killed",
         pid=child.pid,
         after=seconds,
-        hint="the next start syncs the rest",
+        hint="the next start syncs the changes that were not synced yet",
     )
     child.send(signal.SIGKILL)
     with trio.move_on_after(KILL_SECONDS):

@@ -134,7 +134,7 @@ class ReplicatedDatabase:
 
 @attrs.frozen
 class ReplicatorInfo:
-    """The replicator itself: its version, process id, and how many databases it has."""
+    """The replicator itself: its version, process id, and the number of its databases."""
 
     version: str
     pid: int
@@ -143,7 +143,8 @@ class ReplicatorInfo:
 
 @attrs.frozen
 class SyncResult:
-    """The end of a forced sync: ``txid`` is the database's position, the other the replica's."""
+    """The result of a forced sync: ``txid`` is the database's position, ``replicated`` the
+    replica's."""
 
     status: str
     txid: int | None
@@ -245,7 +246,7 @@ def _decoded(body: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ReplicatorError(f"the replicator's answer makes no sense: {error}") from error
+        raise ReplicatorError(f"the replicator's answer is invalid: {error}") from error
 
 
 class ControlClient:
@@ -271,7 +272,7 @@ class ControlClient:
     async def answers(self) -> bool:
         """Return whether a replicator answers at all.
 
-        If its target was away at its start, it answers this question and lists no databases.
+        If its target was unavailable at its start, it answers this query and lists no databases.
         """
         try:
             await self.info()
@@ -281,12 +282,12 @@ class ControlClient:
         return True
 
     async def sync(self, path: str, *, wait: bool = True, seconds: int = 30) -> SyncResult:
-        """Sync one database now, and with ``wait`` until the target has it.
+        """Sync one database now; with ``wait``, return only when the target has it.
 
         Args:
             path: the database's, as the configuration names it.
             wait: until the target has all of it; otherwise only until it is in the local copy.
-            seconds: how long the sync may take.
+            seconds: time limit of the sync.
         """
         # It ends the sync itself after that time and reports it; our limit is later, so that its
         # answer arrives.
@@ -294,10 +295,10 @@ class ControlClient:
         return read_sync(await self._ask("/sync", question, seconds + self._seconds))
 
     async def register(self, path: str, replica_url: str) -> None:
-        """Add a database with a target as a URL; one that is there keeps its old target.
+        """Add a database with a target as a URL; an existing database keeps its target.
 
         The settings of the configuration for all databases apply to it (snapshots, retention,
-        levels), those for single databases do not: it is synced every second and has no
+        levels), the settings of single databases do not: it is synced every second and has no
         ``auto-recover`` until the replicator is started again.
         """
         await self._ask("/register", {"path": path, "replica_url": replica_url}, self._seconds)

@@ -35,7 +35,7 @@ class ReplicaErasure:
     Args:
         settings: validated settings.
         environ: where the credentials' variables are.
-        wait_seconds: how long others may have a database open.
+        wait_seconds: how long other processes may have a database open.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class ReplicaErasure:
         if directory is None:
             return None
         where = os.fspath(directory)
-        # An operator's link or file: it is named and counted, and not followed.
+        # An operator's link or file: it is reported, and not followed.
         if directory.is_symlink() or not directory.is_dir():
             return ReplicaHoldings(where=where, files=1, bytes=directory.lstat().st_size)
         files = [each for each in directory.rglob("*") if each.is_file()]
@@ -115,8 +115,7 @@ class ReplicaErasure:
                 return f"the replica {found.where} cannot be removed ({error.strerror})"
         if identifier is None:
             return (
-                f"the replica at {found.where}, if there is one: remove it with the target's own "
-                "tools"
+                f"the replica at {found.where}, if it exists: remove it with the target's own tools"
             )
         try:
             with scratch_directory(databases_directory(self._settings), ".purge-") as scratch:

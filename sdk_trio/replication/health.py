@@ -29,7 +29,7 @@ _FAILED_SYNCS: Final = "litestream_sync_error_count"
 
 @attrs.frozen
 class DatabaseMetrics:
-    """The replicator's reading of a database: up to which transaction, and how often."""
+    """The newest transaction that the replicator has read of a database, and its count of syncs."""
 
     txid: int = 0
     syncs: int = 0
@@ -45,7 +45,7 @@ class ReplicaPosition:
 
 @attrs.frozen
 class _Known:
-    """The last observations of one database; times are Unix seconds, None: never.
+    """The last observations of one database; times are Unix seconds or None (never).
 
     Attributes:
         metrics: the last metrics.
@@ -116,11 +116,11 @@ class LagBook:
         """Record the position of a database at the target.
 
         Args:
-            path: the database's.
+            path: the path of the database.
             position: the newest transaction at the target.
             waiting_since: when the replicator read the first transaction that the target lacks,
                 None if unknown.
-            now: the time of the question.
+            now: the time of the query.
         """
         known = self._known.get(path)
         if known is None:
@@ -143,7 +143,7 @@ class LagBook:
         return path in self._known and self._known[path].held > 0
 
     def waits_for_reading(self) -> bool:
-        """Return whether there is a database that the replicator was not seen to read yet."""
+        """Return whether the replicator has not been seen to read one of the databases yet."""
         return any(known.read_at is None for known in self._known.values())
 
     def in_step_at(self, path: str) -> float | None:
@@ -196,7 +196,7 @@ def _unescaped(label: str) -> str:
     return "\\".join(part.replace('\\"', '"').replace("\\n", "\n") for part in parts)
 
 
-#: Databases that a summary names.
+#: The number of databases that a summary names.
 NAMED: Final = 5
 
 #: Statuses in which the replicator works on a database.
@@ -234,7 +234,8 @@ _RANK: Final = {state: rank for rank, state in enumerate(HealthState)}
 
 @attrs.frozen
 class DatabaseHealth:
-    """One database: ``lag_seconds`` and ``last_sync_at`` (Unix seconds) are None if unknown."""
+    """The health of one database; ``lag_seconds`` and ``last_sync_at`` (Unix seconds) may be
+    unknown."""
 
     path: str
     state: HealthState
@@ -245,9 +246,9 @@ class DatabaseHealth:
 
 @attrs.frozen
 class ReplicationHealth:
-    """All databases, worst first, and the overall state, which is that of the worst.
+    """The health of all databases, worst first, and the overall state, which is the worst one.
 
-    ``reachable`` is whether the replicator answered; ``reason`` is one line for people.
+    ``reachable`` is whether the replicator answered; ``reason`` is one line of text.
     """
 
     state: HealthState
@@ -316,13 +317,13 @@ class SyncHistory:
                 self._last[each.path] = max(each.last_sync_at, self._last.get(each.path, 0.0))
 
     def note_metrics(self, metrics: Mapping[str, DatabaseMetrics], now: float) -> None:
-        """Record a changed count of syncs in the metrics; it grows while idle, too."""
+        """Record a changed count of syncs in the metrics; it also grows while idle."""
         for path, each in metrics.items():
             if self._syncs.get(path, (None,))[0] != each.syncs:
                 self._syncs[path] = (each.syncs, now)
 
     def keep(self, wanted: Collection[str], now: float) -> None:
-        """Forget all other databases: one that returns later starts over."""
+        """Forget all other databases: a database that returns later starts over."""
         self._last = {path: at for path, at in self._last.items() if path in wanted}
         self._syncs = {path: seen for path, seen in self._syncs.items() if path in wanted}
         # For the databases of the first observation the start is unknown.
@@ -372,7 +373,7 @@ def judge(
     Args:
         wanted: the databases' paths.
         listed: the replicator's report; None: no answer.
-        history: of earlier calls.
+        history: the history from earlier calls.
         rules: the thresholds.
         now: Unix seconds.
         metrics: from its metrics endpoint; None: not queried, or no answer.
@@ -413,9 +414,9 @@ def judge_by_replicas(
 
     Args:
         wanted: the databases' paths.
-        known: those that its metrics name.
+        known: the databases that its metrics name.
         book: the observations of the target; None: it is not observed, so no database is Healthy.
-        history: of the calls of :func:`judge`.
+        history: the history that :func:`judge` updates.
         rules: the thresholds.
         now: Unix seconds.
         problem: a problem of the whole replicator.
@@ -427,11 +428,11 @@ def judge_by_replicas(
     for path in wanted:
         last, lag = _lag_of_history(path, history, rules, now)
         if book is not None:
-            # A replicator that has a socket and missed one answer is known by those before.
+            # For a replicator with a socket that missed one answer, earlier answers count.
             last = _known(max, last, book.in_step_at(path))
             delay = book.delay(path, now, unanswered=bool(unanswered))
-            told = None if delay is None else max(0.0, delay - rules.sync_interval)
-            lag = _known(min, lag, told)
+            reported = None if delay is None else max(0.0, delay - rules.sync_interval)
+            lag = _known(min, lag, reported)
         elif path in known:
             databases.append(DatabaseHealth(path, HealthState.DEGRADED, lag, last, unanswered))
             continue
@@ -455,7 +456,7 @@ def _why_no_lag(path: str, book: LagBook | None) -> str:
 def _lag_of_history(
     path: str, history: SyncHistory, rules: HealthRules, now: float
 ) -> tuple[float | None, float | None]:
-    """Return when a database was seen in step, and how long ago; both None: never."""
+    """Return the time at which a database was last seen in step, and its age; both None: never."""
     last = history.last_sync_at(path)
     return last, None if last is None else max(0.0, now - last - rules.sync_interval)
 

@@ -84,7 +84,7 @@ class LagSurveyor:
         threshold = max(float(options.health_check_max_lag_seconds), LEAST_PAUSE_SECONDS)
         self._pause = min(threshold, LONGEST_PAUSE_SECONDS) if pause is None else pause
         self._next_at = float("-inf")
-        # The longest time between two surveys of a busy database, unless it was left out.
+        # The longest time between two surveys of a busy database, unless it was omitted.
         self.book: LagBook = LagBook(2 * self._pause + SURVEY_SECONDS)
         #: The error of the last survey; empty: the target answered.
         self.problem: str = ""
@@ -98,7 +98,7 @@ class LagSurveyor:
             wanted: the names of the replicas by the paths of the databases.
             metrics: the replicator's report of what it has read.
 
-        Cancelled, it ends the binary.
+        Cancellation ends the binary.
         """
         await trio.lowlevel.checkpoint()
         self.book.note(metrics, self._clock())
@@ -124,7 +124,8 @@ class LagSurveyor:
                     await self._ask(path, name)
                 except (ReplicationError, StorageError, OSError) as error:
                     self.problem = self.problem or str(error)
-                    # A failure for one database is one for all; the next survey tries again.
+                    # A failure for one database means a failure for all; the next survey tries
+                    # again.
                     scope.cancel()
                     await trio.lowlevel.checkpoint()
                 answered += 1
@@ -194,8 +195,8 @@ _NO_SOCKET = (
     "configuration that sdk_trio wrote"
 )
 _WAITING = (
-    "it has listed no databases since its start, as while its target is away, so the lag cannot be "
-    "known; check the target, and its keys"
+    "it has listed no databases since its start, which happens while its target is unavailable, "
+    "so the lag cannot be known; check the target, and its keys"
 )
 
 
@@ -213,7 +214,7 @@ class HealthChecker:
     unknown: Degraded, never Healthy.
 
     Args:
-        options: the replication's.
+        options: the replication options.
         socket_path: the replicator's control socket.
         wanted: returns the databases that should be replicated: the names of their replicas by
             path.
@@ -252,7 +253,7 @@ class HealthChecker:
         self.latest: ReplicationHealth | None = None
 
     async def check(self, *, even_if_disabled: bool = False) -> ReplicationHealth:
-        """Check once, and return and keep the result; a failure is a result, too.
+        """Check once; store and return the result. A failure is also a result.
 
         Args:
             even_if_disabled: also with ``HealthCheckEnabled: false``, for an explicit request.
@@ -321,7 +322,7 @@ class HealthChecker:
             metrics=None if isinstance(metrics, ReplicatorError) else metrics,
             problem=unserved or self._failure() or "",
         )
-        # Another program on the port would mean that the lag is unknown if the socket fails.
+        # With another program on the port, the lag would be unknown if the socket fails.
         if unserved is not None:
             health = attrs.evolve(health, state=HealthState.UNHEALTHY)
         return health

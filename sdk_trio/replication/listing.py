@@ -1,4 +1,4 @@
-"""The replicas at the target, and the one that a person selects.
+"""List the replicas at the target, and find the one that a person selects.
 
 The replicator's binary lists the files of one replica, but not the replicas. This module lists
 those in a directory and an object store. For other targets a person lists them with the target's
@@ -30,7 +30,7 @@ from ..errors import ReplicatorError, RestoreError, UnknownTenantError
 from .manifest import replica_path, split_replica_name, unset_variables
 from .replica import LIST_SECONDS, ReplicaReader, newest_time
 
-#: Names that a message shows.
+#: The number of names that a message shows.
 _SHOWN: Final = 10
 
 _PREFIX: Final = re.compile(r"<CommonPrefixes>\s*<Prefix>([^<]*)</Prefix>")
@@ -51,12 +51,12 @@ async def find_replica(
 
     Args:
         options: with ``UseReplication``.
-        reader: reads the replicas between which a person has to choose.
+        reader: reads the replicas, if a person has to choose one of several.
         key: an identifier, an id, or the full name of a replica, which is not searched for.
         environ: where the target's keys are.
 
     Raises:
-        UnknownTenantError: the target has no replica of it.
+        UnknownTenantError: the target has no replica of the tenant.
         RestoreError: it has several; the message lists them.
         ReplicatorError: the target cannot be listed.
     """
@@ -93,7 +93,7 @@ async def list_replicas(
     """Return the names of all tenants' replicas at the target.
 
     Raises:
-        ReplicatorError: the target cannot be reached, or cannot be listed by us.
+        ReplicatorError: the target cannot be reached, or this program cannot list it.
     """
     match options.replica_target_type:
         case ReplicaTargetType.LOCAL_DISK:
@@ -115,9 +115,9 @@ def replica_location(options: ReplicationOptions, name: str) -> str:
 
     Args:
         options: valid options.
-        name: the replica's; empty: the location of all replicas.
+        name: the name of the replica; empty: the location of all replicas.
     """
-    # By the function that renders the manifest, so that both always agree.
+    # Use the function that renders the manifest, so that both always agree.
     path = replica_path(options, name, working_directory=os.getcwd())
     match options.replica_target_type:
         case ReplicaTargetType.LOCAL_DISK:
@@ -180,9 +180,9 @@ async def _ask_bucket(
     """Return one page of the list.
 
     Raises:
-        httpx.HTTPError: there is none, with the store's reason.
+        httpx.HTTPError: the store answered without a page; with its reason.
     """
-    # The signature is of this order and encoding.
+    # The signature covers this order and encoding.
     url = f"{_bucket_url(store)}?{urlencode(sorted(query.items()), quote_via=quote)}"
     headers = sign_request(
         url,
@@ -193,7 +193,7 @@ async def _ask_bucket(
     )
     answer = await client.get(url, headers=headers)
     if answer.status_code != _OK:
-        # Only its code: the rest of an answer may repeat the key.
+        # Only the code: the rest of the answer may repeat the key.
         code = _CODE.search(answer.text)
         raise httpx.HTTPError(f"status {answer.status_code}" + (f" ({code[1]})" if code else ""))
     return answer.text

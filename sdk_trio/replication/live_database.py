@@ -37,7 +37,7 @@ Pause = Callable[[], None]
 
 @attrs.frozen
 class TableContent:
-    """The number of a table's rows and the sum of their checksums, whatever their order."""
+    """The number of a table's rows and the sum of their checksums, independent of their order."""
 
     rows: int
     checksum: int
@@ -66,7 +66,7 @@ class Content:
 class Snapshot:
     """A database as of one moment, regardless of later writes.
 
-    ``settled``: it has everything that was in the write-ahead log's file before. A commit is
+    ``settled``: it includes everything that was in the write-ahead log's file before. A commit is
     written to the file first, then synced, and visible to readers last. So for milliseconds the
     replicator can have a transaction that readers do not see yet.
     """
@@ -77,7 +77,7 @@ class Snapshot:
         Raises:
             apsw.Error: it cannot be read.
         """
-        # Not read-only: SQLite could then not make the index of a write-ahead log.
+        # Not read-only: SQLite could then not create the index of a write-ahead log.
         self._connection = open_database(file, flags=apsw.SQLITE_OPEN_READWRITE)
         try:
             self._connection.set_busy_timeout(int(_BUSY_SECONDS * 1000))
@@ -93,7 +93,7 @@ class Snapshot:
             raise
 
     def _let_commits_end(self) -> bool:
-        """Wait for a commit in progress; return False if the lock is unavailable for that."""
+        """Wait for a commit in progress; return False if the lock is not available in time."""
         try:
             self._connection.execute("BEGIN IMMEDIATE")
         except (apsw.BusyError, apsw.ReadOnlyError):
@@ -284,7 +284,7 @@ class LockedDatabase:
         """Return its whole content; None if it is damaged or missing.
 
         Raises:
-            RestoreError: it is there, and cannot be read for another reason.
+            RestoreError: it exists, and cannot be read for another reason.
         """
         if self.connection is None:
             return None
@@ -310,8 +310,8 @@ class LockedDatabase:
             os.close(open_file(target, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
         except OSError as error:
             raise RestoreError(
-                f"{target} cannot be made ({error.strerror}): name a file that does not exist, in "
-                "a directory that is writable for this user"
+                f"{target} cannot be created ({error.strerror}): name a file that does not exist, "
+                "in a directory that is writable for this user"
             ) from error
         try:
             self._copy(target)
@@ -384,13 +384,13 @@ async def take_in_time(
         notice: called with the names of the processes that are waited for, at each change.
 
     Returns:
-        The database; or the names of the processes that had it open all the time.
+        The database; or the names of the processes that had it open until the end.
 
     Raises:
-        RestoreError: as of :meth:`LockedDatabase.take`.
+        RestoreError: as for :meth:`LockedDatabase.take`.
     """
     deadline = trio.current_time() + seconds
-    told = ""
+    reported = ""
     while True:
         # SQLite's own lock proves that no process has the database open (ADR 34).
         held = await run_in_thread(LockedDatabase.take, file)
@@ -399,8 +399,8 @@ async def take_in_time(
         holders = await run_in_thread(name_holders, file)
         if trio.current_time() >= deadline:
             return holders
-        if holders != told:
-            told = holders
+        if holders != reported:
+            reported = holders
             notice(holders)
         # There is no notification when another process closes a file.
         await trio.sleep(_TAKE_SECONDS)

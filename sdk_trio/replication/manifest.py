@@ -41,7 +41,7 @@ METRICS_HOST: Final = "127.0.0.1"
 LARGE_FLEET: Final = 20
 
 # For each idle database the defaults make 13 requests a minute, and object stores bill them; these
-# settings make one. The price: states older than five minutes can be restored only to every fifth
+# settings make one. In return, states older than five minutes can be restored only to every fifth
 # minute, not to every thirtieth second.
 _LARGE_FLEET_LINES: Final = (
     "levels: [{interval: 5m}, {interval: 1h}]",
@@ -178,7 +178,7 @@ def render_manifest(
         options: valid options; ``use_replication`` is ignored.
         databases: those of the active tenants, with absolute paths.
         working_directory: where a relative ``LocalDisk:Path`` starts.
-        socket_path: the path of the replicator's control socket; None: it has none.
+        socket_path: the path of the replicator's control socket; None: no socket.
 
     Raises:
         ValueError: a value cannot be written (not UTF-8), or the replicator would open another file
@@ -217,7 +217,7 @@ def replica_path(options: ReplicationOptions, name: str, *, working_directory: s
 
     Args:
         options: valid options.
-        name: the name of its directory, see :func:`replica_name`; empty: of the directory above.
+        name: the name of its directory, see :func:`replica_name`; empty: the parent directory.
         working_directory: where a relative ``LocalDisk:Path`` starts.
     """
     match options.replica_target_type:
@@ -302,12 +302,12 @@ def child_environment(
         case ReplicaTargetType.CLOUD_STORAGE:
             passed |= {"STORAGE_EMULATOR_HOST"}
     found = {name: value for name, value in environ.items() if name in passed}
-    # Off a cloud machine the question for its credentials hangs for seconds. On one, settings
-    # without keys mean its role.
+    # Outside of a cloud, the query for a machine role's credentials hangs for seconds. In a cloud,
+    # settings without keys mean that role.
     if options.replica_target_type is not ReplicaTargetType.OBJECT_STORE or not unset:
         found.setdefault("AWS_EC2_METADATA_DISABLED", "true")
     if options.replica_target_type is ReplicaTargetType.OBJECT_STORE and not unset:
-        # For databases that are registered while it runs: an address cannot name variables.
+        # Needed for databases that are registered while it runs: an address cannot name variables.
         store = options.object_store
         found["LITESTREAM_ACCESS_KEY_ID"] = environ[store.access_key_id_env_var]
         found["LITESTREAM_SECRET_ACCESS_KEY"] = environ[store.secret_access_key_env_var]
@@ -353,7 +353,7 @@ def _head(options: ReplicationOptions, count: int, socket_path: str | None) -> I
         yield "  permissions: 0600"
     yield "logging: {type: json, stderr: true}"
     yield f"sync-interval: {options.sync_interval_seconds}s"
-    # Without it, a store that was emptied is never replicated to again.
+    # Without it, the replicator never writes to an emptied store again.
     yield "auto-recover: true"
     yield "snapshot:"
     yield f"  interval: {options.snapshot_interval_minutes}m"
@@ -377,7 +377,7 @@ def _target(options: ReplicationOptions) -> Iterator[str]:
             yield f"region: {quoted(store.region)}"
             if store.endpoint_url:
                 yield f"endpoint: {quoted(store.endpoint_url)}"
-            # Written out, because with an endpoint the replicator's own default is true.
+            # Always written, because with an endpoint the replicator's own default is true.
             yield f"force-path-style: {'true' if store.force_path_style else 'false'}"
             yield f"access-key-id: {from_variable(store.access_key_id_env_var)}"
             yield f"secret-access-key: {from_variable(store.secret_access_key_env_var)}"
@@ -473,7 +473,7 @@ class ManifestWriter:
 def _write_durably(file: Path, content: bytes) -> None:
     descriptor = open_file(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, MODE)
     with open(descriptor, "wb") as stream:
-        # The umask takes bits away from the mode that open() was given.
+        # The umask removes bits from the mode that was passed to open().
         os.chmod(file, MODE)
         stream.write(content)
         stream.flush()

@@ -1,4 +1,4 @@
-"""The supervisor's decisions: when to start again, from which configuration, and how to change it.
+"""The supervisor's decisions: when to restart, with which configuration, and how to change it.
 
 The replicator itself reads a configuration before it is used. It ignores unknown keys and exits
 with success after failures, so only the databases it finds count. The running replicator has its
@@ -51,19 +51,19 @@ _log = get_logger("replication")
 class SupervisorTimeouts:
     """The supervisor's timeouts, in seconds.
 
-    ``stop``: the last sync of an orderly stop; the replicator itself takes up to 30.
-    ``last_sync``: the least time for that, if other parts have used up the drain's.
-    ``reload_stop``: a stop before a restart, which is shorter as a sync follows the restart anyway.
-    ``tell``: the wait for the first reload at the start. ``start``: until the replicator has its
-    databases, plus ``start_each`` for each of them. ``lock``: the end of a killed predecessor's
-    child. ``watch``: between two checks; after ``silent_checks`` of them without an answer, it
-    counts as hanging.
+    ``stop`` is for the last sync of an orderly stop; the replicator itself takes up to 30.
+    ``last_sync`` is the minimum for that, if other parts have used up the drain timeout.
+    ``reload_stop`` is for a stop before a restart; it is shorter, because a sync follows the
+    restart anyway. ``first_reload`` is the wait for the first reload at the start. ``start`` is the
+    time until the replicator has its databases, plus ``start_each`` for each of them. ``lock`` is
+    the wait for the end of a killed predecessor's child. ``watch`` is the time between two checks;
+    after ``silent_checks`` of them without an answer, the replicator counts as hanging.
     """
 
     stop: float = 35.0
     last_sync: float = 2.0
     reload_stop: float = 10.0
-    tell: float = 10.0
+    first_reload: float = 10.0
     start: float = 60.0
     start_each: float = 0.5
     lock: float = 10.0
@@ -95,14 +95,14 @@ def live_change(
 ) -> LiveChange | None:
     """Return the change from ``old`` to ``new`` in a running replicator; None: it needs a restart.
 
-    A restart is needed for: another head (settings for all databases); another target or file of a
-    database, because the replicator has the old file open; and a database whose entry an address
-    cannot express, because it would be replicated with other settings than configured.
+    A restart is needed in three cases: the head (settings for all databases) differs; a database
+    has another target or file, because the replicator has the old file open; or an address cannot
+    express a database's entry, because it would be replicated with other settings than configured.
 
     Args:
         old: the configuration that the replicator runs with.
         new: the new configuration.
-        options: the replication's; an entry that they do not render is an operator's own.
+        options: the replication options; an entry that they do not render is an operator's own.
         working_directory: where a relative ``LocalDisk:Path`` starts.
     """
     old_head, old_entries = _parts(old.text)
@@ -134,8 +134,8 @@ def _paths_of(entries: Collection[str], names: Mapping[str, str]) -> set[str]:
 def _address_of(
     path: str, entry: str, options: ReplicationOptions, working_directory: str
 ) -> str | None:
-    """Return the address of a database's replica, if its entry is the one of the options."""
-    # The last line is the path of the replica; a name that was read wrong renders another entry.
+    """Return the address of a database's replica, if the options render the same entry."""
+    # The last line is the path of the replica; a misread name renders another entry.
     name = posixpath.basename(entry.rpartition("path: ")[2].strip('"'))
     file = TenantDatabaseFile(name, path)
     try:
@@ -172,7 +172,7 @@ def _parts(text: str) -> tuple[str, list[str]]:
 def with_control_socket(text: str, socket_path: str) -> str:
     """Return a configuration with the control socket and JSON logs, which the supervisor needs.
 
-    An operator's own configuration may lack them. ``socket_path`` must need no escapes in YAML but
+    An operator's own configuration may lack them. ``socket_path`` must need no YAML escapes except
     those of ``quoted``.
     """
     keys = {line.partition(":")[0] for line in text.splitlines() if line[:1].isalpha()}
@@ -217,7 +217,7 @@ class PlanReader:
         """Return the current configuration; ``known`` itself if the text is unchanged.
 
         Raises:
-            ReplicatorError: it is not there, or the replicator cannot read it.
+            ReplicatorError: it does not exist, or the replicator cannot read it.
             ReplicationError: the copy cannot be written.
         """
         text = with_control_socket(await self._text(), self._socket_path)
@@ -289,7 +289,7 @@ class ChildConfiguration:
     """The current configuration, the last one that worked, and the last one that did not.
 
     Args:
-        reader: of the configuration.
+        reader: reads the configuration.
     """
 
     def __init__(self, reader: PlanReader) -> None:
@@ -313,7 +313,7 @@ class ChildConfiguration:
         """Choose the configuration to start with: the new one, or else the last good one.
 
         Raises:
-            ReplicationError: there is none that can be read, or the copy cannot be written.
+            ReplicationError: none can be read, or the copy cannot be written.
         """
         try:
             plan = await self._reader.read(binary, self.plan)
@@ -336,7 +336,7 @@ class ChildConfiguration:
             plan = await self._reader.read(binary, self.plan)
         except ReplicationError as error:
             self._complain(error)
-            return None  # noqa: ASYNC910 - whoever raised has been waited for
+            return None  # noqa: ASYNC910 - the raising task has been awaited
         self._rejected = None
         return plan
 
@@ -354,7 +354,7 @@ class ChildConfiguration:
         self._good = self.plan
 
     def reject(self) -> None:
-        """Record that the current configuration failed, if there is another one to return to."""
+        """Record that the current configuration failed, if there is another one to fall back to."""
         # The only available configuration is retried: its fault may be the target's, and temporary.
         if self._good is not None and self._good is not self.plan and self.plan is not None:
             self._rejected = self.plan.text
@@ -364,5 +364,5 @@ class ChildConfiguration:
             "replication.failed",
             error=str(error),
             kept=len(self.databases),
-            hint="the configuration before it stays in force",
+            hint="the previous configuration stays in force",
         )

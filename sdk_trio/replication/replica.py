@@ -71,14 +71,14 @@ def work_alone(directory: Path, lock_name: str, work: str) -> Iterator[None]:
         work: the name of the exclusive work, for the message.
 
     Raises:
-        StoreLockedError: another process does it.
+        StoreLockedError: another process does the same work.
         RestoreError: the directory cannot be written.
     """
     lock = filelock.FileLock(directory / lock_name, thread_local=False)
     try:
         lock.acquire(timeout=0)
     except filelock.Timeout:
-        raise StoreLockedError(f"another {work} runs in {directory}: wait for its end") from None
+        raise StoreLockedError(f"another {work} runs in {directory}: wait until it ends") from None
     except OSError as error:
         raise RestoreError(
             f"{directory} cannot be written ({error.strerror}); make it writable for this user"
@@ -91,7 +91,8 @@ def work_alone(directory: Path, lock_name: str, work: str) -> Iterator[None]:
 
 def _remove_unused(directory: Path) -> None:
     marker = directory / _LOCK_NAME
-    # Without the lock file, another process has just made the directory and is about to lock it.
+    # If there is no lock file, another process has just created the directory and is about to lock
+    # it.
     if not marker.exists():
         return
     lock = filelock.FileLock(marker, thread_local=False)
@@ -108,15 +109,15 @@ SNAPSHOT_LEVEL = 9
 
 T = TypeVar("T")
 
-#: Time for the target to list its files, in seconds. If it is away, the binary's own attempts take
-#: up to five minutes.
+#: Time for the target to list its files, in seconds. If the target is unavailable, the binary's own
+#: attempts take up to five minutes.
 LIST_SECONDS = 60.0
 
 #: Characters of the binary's own output in a message.
 _SHOWN_CHARACTERS = 400
 
-# The binary's messages for a replica that cannot be restored; every other failure is the target's
-# or ours, and worth a retry.
+# The binary's messages for a replica that cannot be restored; every other failure is caused by the
+# target or by us, and may be retried.
 _DAMAGE = re.compile(
     r"checksum|integrity check|decode|corrupt|non-contiguous|invalid ltx|unexpected EOF|"
     r"malformed|lz4"
@@ -177,7 +178,7 @@ def parse_plan(text: str) -> RestorePoint:
             int(plan["max_txid"], 16), files[-1].written_at, sum(file.bytes for file in files)
         )
     except (KeyError, IndexError, TypeError) as error:
-        raise ValueError(f"no plan of a restore: {error}") from error
+        raise ValueError(f"not a plan of a restore: {error}") from error
 
 
 def _file(row: Any) -> ReplicaFile:
@@ -190,7 +191,7 @@ def _file(row: Any) -> ReplicaFile:
             written_at=datetime.fromisoformat(row["timestamp"]).timestamp(),
         )
     except (KeyError, TypeError) as error:
-        raise ValueError(f"no file of a replica: {error}") from error
+        raise ValueError(f"not a file of a replica: {error}") from error
 
 
 def newest_txid(files: Iterable[ReplicaFile]) -> int:
@@ -224,7 +225,7 @@ def earliest_snapshot(files: Iterable[ReplicaFile], since: float = float("-inf")
 
 
 def why_impossible(files: Sequence[ReplicaFile], at: float | None) -> str | None:
-    """Return the reason for which nothing can be restored, None if something can.
+    """Return why nothing can be restored, or None if something can.
 
     Args:
         files: all files of the replica.
@@ -248,10 +249,10 @@ def why_impossible(files: Sequence[ReplicaFile], at: float | None) -> str | None
 def find_gap(
     files: Iterable[ReplicaFile], point: RestorePoint, at: float | None
 ) -> ReplicaFile | None:
-    """Return a file that a restore to ``at`` should have reached and did not, None for none.
+    """Return a file that a restore to ``at`` should have reached and did not, or None.
 
-    There is one if a file in between is missing. The replicator notices that for the newest state
-    only; for a point in time it restores the state before the gap without an error.
+    Such a file exists if a file in between is missing. The replicator notices that for the newest
+    state only; for a point in time it restores the state before the gap without an error.
     """
     for file in files:
         # A second of tolerance, since the listing cuts fractions off.
@@ -316,7 +317,7 @@ class ReplicaReader:
 
 
 class TenantReplica:
-    """The replica of one tenant. Every method runs the binary; if cancelled, it ends it."""
+    """The replica of one tenant. Every method runs the binary; cancellation ends it."""
 
     def __init__(
         self,
@@ -336,7 +337,7 @@ class TenantReplica:
         self._first = "".join(f"{each}; " for each in unset)
 
     async def list_files(self, *, level: str = "all") -> tuple[ReplicaFile, ...]:
-        """Return the files of the replica; none when the target does not know the tenant.
+        """Return the files of the replica; empty if the target does not know the tenant.
 
         Args:
             level: ``all``, or a single level, which is one request; new files are on level ``0``.
@@ -368,7 +369,7 @@ class TenantReplica:
     async def restore(
         self, output: Path, *, at: float | None = None, txid: int | None = None
     ) -> None:
-        """Restore into the new file ``output`` and check its integrity, all of it.
+        """Restore into the new file ``output`` and check its whole integrity.
 
         Args:
             output: does not exist yet; removed again when this fails.
@@ -416,8 +417,8 @@ class TenantReplica:
         said = ended.stderr.decode(errors="replace")
         lines = [line.strip() for line in said.splitlines() if line.strip()]
         # It logs its attempts first and the reason for giving up last.
-        told = [line.removeprefix("Error: ") for line in lines if line.startswith("Error: ")]
-        words = " ".join((told or lines or [f"exit status {ended.returncode}"])[-1].split())
+        errors = [line.removeprefix("Error: ") for line in lines if line.startswith("Error: ")]
+        words = " ".join((errors or lines or [f"exit status {ended.returncode}"])[-1].split())
         # The output may contain an address of the target, with the key in it.
         for secret in self._secrets:
             words = words.replace(secret, "***")

@@ -39,7 +39,7 @@ _LOOK_SECONDS = 0.2
 
 @attrs.frozen
 class RestoreProgress:
-    """Progress: ``step`` for people, and how many bytes of the database are there."""
+    """Progress: ``step`` in words, and the number of bytes restored so far."""
 
     step: str
     bytes: int = 0
@@ -53,7 +53,7 @@ Install = Callable[[Path, RestorePoint], None]
 
 @attrs.frozen(kw_only=True)
 class Restored:
-    """A restored database: its replica, its last transaction, when that was, and where it is.
+    """A restored database: its replica, its last transaction with its time, and its path.
 
     ``as_of`` is in Unix seconds, truncated; the file contains everything up to then.
     """
@@ -137,7 +137,7 @@ class Restorer:
 
     async def _choose(self, source: TenantReplica, at: float | None) -> RestorePoint:
         """Return the state to restore, or raise why it is unavailable."""
-        self._report(RestoreProgress("looking at the replica"))
+        self._report(RestoreProgress("reading the list of the replica's files"))
         files = await source.list_files()
         # Checked before the restore: the binary's errors do not distinguish a missing replica from
         # a point in time that is too early.
@@ -189,7 +189,7 @@ def _checked(output: Path, *, overwrite: bool) -> Path:
 
 def _refuse_existing(output: Path, *, overwrite: bool) -> None:
     if not output.parent.is_dir():
-        raise RestoreError(f"the directory {output.parent} does not exist: make it first")
+        raise RestoreError(f"the directory {output.parent} does not exist: create it first")
     if output.is_dir():
         raise RestoreError(f"{output} is a directory: name a file")
     for suffix in ("", *SIDE_FILES):
@@ -207,7 +207,7 @@ def _scratch_prefix(output: Path) -> str:
 def _settle(restored: Path, point: RestorePoint, install: Install) -> None:
     # Readable by no one else, whatever mode the replicator has set.
     restored.chmod(0o600)
-    # Before the rename: after a power cut, a name with half a file is worse than no name.
+    # Before the rename: after a power cut, an incomplete file is worse than none.
     sync_path(restored)
     install(restored, point)
 
@@ -250,10 +250,10 @@ LOCK_NAME: Final = "in-place.lock"
 #: closes it within a second, a replicator after its debounce window and a last sync.
 DEFAULT_WAIT_SECONDS: Final = 60.0
 
-#: Between two attempts to bring the database to the target, in seconds.
+#: Seconds between two attempts to sync the database to the target.
 _SYNC_AGAIN_SECONDS = 0.2
 
-#: Time for a replicator to bring the database to the target, in seconds.
+#: Time for a replicator to sync the database to the target, in seconds.
 _SYNC_SECONDS = 20.0
 
 #: Time for a failed or cancelled restore to reactivate the tenant, in seconds.
@@ -266,12 +266,12 @@ _TRANSITIONS = frozenset(AuditAction(each.value) for each in Transition)
 
 @attrs.frozen(kw_only=True)
 class Wish:
-    """An order to restore: its content, by whom, and why.
+    """A request to restore: its content, actor and reason.
 
     Attributes:
         at: Unix seconds of a point in time; None: the newest state of the replica.
-        discard_newer: replace the database also when the newest state of the replica lacks
-            something that the database has.
+        discard_newer: replace the database even if the newest state of the replica lacks some of
+            its data.
         keep: a new file for the replaced database; None: it is not kept.
         reason: for the audit trail and messages.
         actor: the person or program, for the audit trail.
@@ -311,7 +311,7 @@ class InPlaceRestorer:
     """Restores databases in place.
 
     Args:
-        restorer: of the replicas.
+        restorer: restores the replicas.
         tenants: the tenants' service; it need not be running.
         notice: called with one line about each step and each wait.
     """
@@ -385,14 +385,14 @@ class InPlaceRestorer:
         control = ControlClient(control_socket_path(os.fspath(file.parent)))
         if not await control.answers():
             return
-        told = False
+        reported = False
         with trio.move_on_after(_SYNC_SECONDS):
             while True:
                 try:
                     await control.sync(os.fspath(file))
                 except ReplicatorError as error:
-                    if not told:
-                        told = True
+                    if not reported:
+                        reported = True
                         self._notice(
                             f"waiting at most {_SYNC_SECONDS:g} s until the replica is up to date: "
                             f"{error}"

@@ -57,17 +57,17 @@ def lock_databases(directory: str | os.PathLike[str]) -> Iterator[int]:
         descriptor = open_file(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     except OSError as error:
         raise ReplicatorError(
-            f"the replicator's lock {path} cannot be made ({error.strerror}): make the directory "
-            "writable for this user"
+            f"the replicator's lock {path} cannot be created ({error.strerror}): make the "
+            "directory writable for this user"
         ) from error
-    # Closed and never unlocked: unlocking would take the lock from a child that lives on.
+    # Closed and never unlocked: unlocking would release the lock of a child that still runs.
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise StoreLockedError(
-                f"the databases in {path.parent} are replicated by {_holder(descriptor)} already: "
-                "stop that process first"
+                f"the databases in {path.parent} are replicated by {_holder(descriptor)}: stop "
+                "that process first"
             ) from error
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
@@ -82,8 +82,8 @@ async def lock_patiently(
     """Take the lock for as long as ``stack`` is open, and return its file descriptor.
 
     Args:
-        stack: gives the lock back.
-        directory: of the databases.
+        stack: releases the lock.
+        directory: the directory of the databases.
         seconds: time to wait for another holder.
 
     Raises:
@@ -150,7 +150,7 @@ def _put_in_place(partial: Path, file: Path) -> None:
     """Give ``partial`` the name ``file``, unless a living process has a file there."""
     while True:
         try:
-            os.link(partial, file)  # fails where there is a file, so only one can succeed
+            os.link(partial, file)  # fails if the file exists, so only one process can succeed
         except FileExistsError:
             _remove_abandoned(file)
         except OSError as error:
@@ -192,7 +192,7 @@ def _remove_abandoned(file: Path) -> None:
         os.close(descriptor)
 
 
-#: The replicator itself ends when it is sent SIGHUP: it reloads nothing.
+#: SIGHUP ends the replicator itself: it cannot reload.
 BARE_REPLICATOR: Final = "litestream"
 
 #: SIGHUP, signal 1, in the masks of /proc/PID/status.
@@ -215,7 +215,7 @@ _SIGHUP: Final = 1
 
 @attrs.frozen
 class SignalRefusal:
-    """The reason not to send SIGHUP to a process: ``reason`` is one word, ``detail`` for people."""
+    """The reason not to send SIGHUP to a process: ``reason`` is one word, ``detail`` a sentence."""
 
     reason: str
     detail: str
@@ -227,7 +227,7 @@ def refusal_to_signal(pid: int, *, proc: Path = Path("/proc")) -> SignalRefusal 
     It would end the replicator's own binary, and every process that has set no handler.
 
     Args:
-        pid: of a process that exists, or existed a moment ago.
+        pid: the id of a process that exists, or existed a moment ago.
         proc: where the kernel lists processes; if it does not, ``ps`` is run.
     """
     if not (proc / "self").exists():
@@ -311,7 +311,7 @@ class Signaler:
     async def reload(self, databases: Sequence[TenantDatabaseFile]) -> bool:
         """Send SIGHUP if that is safe; otherwise log a warning with the reason.
 
-        For the same databases the same warning is logged once.
+        The same warning is logged once while the databases stay the same.
         """
         outcome = await run_in_thread(self._signal)
         if isinstance(outcome, int):
@@ -349,7 +349,8 @@ def send_hangup(pid_file: Path) -> int | SignalRefusal:
         return SignalRefusal("stale", f"there is no process {pid}: the replicator has ended")
     except PermissionError:
         return SignalRefusal(
-            "not_permitted", f"this user may not signal process {pid}, which is another's"
+            "not_permitted",
+            f"this user may not signal process {pid}, which belongs to another user",
         )
     except OSError as error:
         return SignalRefusal("failed", f"process {pid} cannot be signalled ({error.strerror})")
@@ -401,7 +402,7 @@ def read_pid(pid_file: Path) -> int | SignalRefusal:
             return SignalRefusal("unreadable", "the pid file is not a regular file")
         if status.st_mode & stat.S_IWOTH:
             return SignalRefusal(
-                "unsafe", "every user can write the pid file: take that right away"
+                "unsafe", "every user can write the pid file: remove that permission"
             )
         content = os.read(descriptor, _PID_FILE_BYTES + 1)
     except OSError as error:
@@ -418,7 +419,7 @@ def parse_pid(content: bytes) -> int | SignalRefusal:
         return SignalRefusal("empty", "the pid file is empty")
     digits = text.removeprefix(b"-")
     if len(content) > _PID_FILE_BYTES or not digits.isdigit():
-        return SignalRefusal("garbage", "the pid file holds no number")
+        return SignalRefusal("garbage", "the pid file does not contain a number")
     pid = int(text)
     if pid <= 0:
         # kill() takes 0 and negative numbers for groups of processes.

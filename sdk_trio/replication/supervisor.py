@@ -1,10 +1,10 @@
 """The supervisor: runs the replicator as a child process and applies its configuration.
 
 The binary cannot reload: SIGHUP ends it. So databases that are added or removed are registered and
-unregistered over its control socket, if that replicates them as the configuration says
+unregistered over its control socket, if they are then replicated as configured
 (docs/adr/0033-replicator-supervision.md). Any other change is a restart, which takes two seconds
-for 500 databases and loses nothing, because unsynced data is in their logs. In both cases, the
-child's own report of its databases decides.
+for 500 databases and loses nothing: unsynced data stays in their logs. In both cases, the child's
+own report of its databases decides.
 
 One shielded task runs everything: the caller's cancellation becomes an orderly stop with a time
 limit. :class:`ReloadRequests` merges concurrent requests for a reload, and gives each caller the
@@ -58,12 +58,13 @@ from .running_replicator import lock_patiently
 
 _log = get_logger("replication")
 
-#: Time for the last sync of a database that is removed, in seconds; after it, a restart removes it.
+#: Time for the last sync of a removed database, in seconds; if it takes longer, a restart removes
+#: the database.
 _UNREGISTER_SECONDS: Final = 5
 
 
 class ReloadRequests:
-    """The pending requests for a reload, between their callers and the one task that does it.
+    """The pending requests for a reload: callers add them, and one task settles them.
 
     A request is a number. Settling one settles all earlier ones, because all request the same: the
     current configuration.
@@ -77,7 +78,7 @@ class ReloadRequests:
 
     @property
     def newest(self) -> int:
-        """The last request; 0: there was none yet."""
+        """The number of the last request; 0 before the first one."""
         return self._asked
 
     def ask(self) -> int:
@@ -116,13 +117,14 @@ class Supervisor:
     """One replicator as our child; a :class:`Reloader` for the watcher.
 
     Args:
-        options: the replication's.
-        directory: of the tenants' databases; made absolute.
+        options: the replication options.
+        directory: the directory of the tenants' databases; made absolute.
         config_path: the configuration; None: ``ConfigOutputPath``.
         environ: our own environment; None: this process's.
         patience: the timeouts.
-        told_to_begin: whether to wait, for at most ``patience.tell``, until a caller has written
-            the configuration and called :meth:`reload`; this avoids starting with an outdated one.
+        waits_for_reload: whether to wait, at most ``patience.first_reload``, until a caller has
+            written the configuration and called :meth:`reload`; this avoids a start with an
+            outdated one.
         fraction: returns a random number from 0 to 1.
 
     Raises:
@@ -140,7 +142,7 @@ class Supervisor:
         config_path: str | None = None,
         environ: Mapping[str, str] | None = None,
         patience: SupervisorTimeouts | None = None,
-        told_to_begin: bool = False,
+        waits_for_reload: bool = False,
         fraction: Callable[[], float] = random.random,
     ) -> None:
         environ = os.environ if environ is None else environ
@@ -149,7 +151,7 @@ class Supervisor:
         self._directory = Path(directory).absolute()
         self._environment = partial(child_environment, options, environ)
         self._patience = patience or SupervisorTimeouts()
-        self._told_to_begin = told_to_begin
+        self._waits_for_reload = waits_for_reload
         self._fraction = fraction
         socket_path = control_socket_path(str(self._directory))
         self.client: ControlClient = ControlClient(socket_path)
@@ -221,7 +223,7 @@ class Supervisor:
                     )
 
     def end_by(self, deadline: float) -> None:
-        """Bound the last sync of a stop, also of a later one.
+        """Limit the last sync of a stop, including one that starts later.
 
         Args:
             deadline: in Trio's time. A stop that starts later, or just before it, still has
@@ -278,8 +280,8 @@ class Supervisor:
     async def _supervise(self, lock: int) -> None:
         failures = 0
         reason: str | None = None
-        if self._told_to_begin:
-            with trio.move_on_after(self._patience.tell):
+        if self._waits_for_reload:
+            with trio.move_on_after(self._patience.first_reload):
                 await self._wait_for_request()
         while not self._stopping:
             began = trio.current_time()
@@ -352,7 +354,7 @@ class Supervisor:
                 reader = ChildOutputReader(self._secrets, self._limiter, self._last_lines)
                 nursery.start_soon(reader.run, child.output)
                 failure = await self._look_after(child, binary, reason, asked, before)
-        # Here all of its output has been read.
+        # By now all of its output has been read.
         self.confirmed = False
         if failure is not None:
             self._plans.reject()
@@ -395,7 +397,7 @@ class Supervisor:
                     failure = error
                 nursery.cancel_scope.cancel()
         if child.ended.is_set() and not self._stopping:
-            return ReplicatorError(f"the replicator ended by itself with {child.ending}")
+            return ReplicatorError(f"the replicator ended on its own with {child.ending}")
         patience = self._stop_seconds() if self._stopping else self._patience.reload_stop
         await end_child(child, 0.0 if self._forced else patience)
         return failure
@@ -414,7 +416,8 @@ class Supervisor:
 
     async def _confirm(self, child: Child) -> None:
         wanted = self.databases
-        # The position of every database is queried in the object store, with some requests each.
+        # At its start the replicator queries the position of every database in the object store,
+        # with several requests each.
         seconds = self._patience.start + self._patience.start_each * len(wanted)
         await confirm(self.client, child.pid, wanted, seconds=seconds)
         self._plans.confirm()

@@ -1,4 +1,4 @@
-"""The verification of replicas: it restores them, and compares.
+"""Verify replicas: restore each, and compare it with the live database.
 
 For each tenant: the replicator syncs and reports the transaction up to which the target is
 complete. The replica is restored into a separate directory and checked completely, and its content
@@ -52,7 +52,7 @@ class Comparison(enum.StrEnum):
     """The outcome of comparing the restored content with the live database."""
 
     IDENTICAL = "identical"
-    #: Writes were constant, so that no moment could be compared.
+    #: Writes were constant, so no moment could be compared.
     BUSY = "not compared: busy"
     #: There is no live database to compare it with.
     ALONE = "not compared: no database"
@@ -65,8 +65,8 @@ class Verification:
 
     ``skipped`` is the reason why there is nothing to verify, such as a tenant without a database.
     ``txid`` and ``as_of`` (Unix seconds) are those of the restored state. ``begins_at`` is the time
-    of the first snapshot, and ``mark`` that of the first one that must be kept for a long time
-    yet: half of the retention.
+    of the first snapshot, and ``mark`` that of the first snapshot that must be kept for at least
+    half of the retention.
     """
 
     tenant_id: str
@@ -84,7 +84,7 @@ class Verification:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing speaks against the replica."""
+        """Whether no problem of the replica is known."""
         return self.problem is None
 
 
@@ -95,7 +95,7 @@ class VerificationState:
     ``ran_at`` is the end of the last run over all active tenants, ``verified_at`` the end of the
     last one without a failure, both in Unix seconds. ``failed`` maps tenant ids to problems, and
     ``marks`` to the time the replica reached back to, in Unix seconds. ``verified`` counts the
-    replicas that the last run found good, and its failures that were good since; 0 if no active
+    replicas that the last run verified, and its failures that were verified since; 0 if no active
     tenant has a database. None: there was no run.
     """
 
@@ -112,7 +112,7 @@ class VerificationState:
         earlier points in time are lost.
 
         Args:
-            result: of a tenant.
+            result: the result for a tenant.
             retention: seconds for which points in time are kept.
         """
         mark = self.marks.get(result.tenant_id)
@@ -149,7 +149,7 @@ class VerificationState:
         others = {key: text for key, text in self.failed.items() if key != result.tenant_id}
         verified = self.verified
         if verified is not None and _is_good(result):
-            # At least this one: it may be a tenant that the last run did not include.
+            # At least 1: the last run may not have included this tenant.
             verified = max(1, verified + (result.tenant_id in self.failed))
         state = attrs.evolve(self, failed={**others, **_problems([result])}, verified=verified)
         return state._marked(result, accept_loss=accept_loss)
@@ -192,7 +192,7 @@ def state_from_text(text: str | None) -> VerificationState:
         return VerificationState()
 
 
-#: Tries to find a moment without writes, and to sync.
+#: The number of tries to find a moment without writes, and to sync.
 _ATTEMPTS = 3
 
 #: Bytes kept free on the disk of the restored database, because deliveries are stored there.
@@ -237,7 +237,7 @@ class Verifier:
         self._clock = clock
         self._options = settings.multi_tenant.file_db.replication
         self._directory = databases_directory(settings).absolute()
-        # A sync that takes longer than the allowed lag is a lag.
+        # A sync that takes longer than the allowed lag counts as a lag.
         options = self._options
         self._sync_seconds = options.sync_interval_seconds + options.health_check_max_lag_seconds
         #: Retention of points in time, in seconds.
@@ -297,7 +297,7 @@ class Verifier:
         files = await source.list_files()
         if not files:
             return attrs.evolve(found, skipped="it has no database yet")
-        self._check_room(scratch, sum(file.bytes for file in files if file.is_snapshot))
+        self._check_space(scratch, sum(file.bytes for file in files if file.is_snapshot))
         restored, found = await self._restore(found, source, scratch, txid=None)
         await _in_thread(partial(read_file, restored))
         return attrs.evolve(found, content=Comparison.ALONE)
@@ -310,7 +310,7 @@ class Verifier:
         scratch: Path,
         active: bool,
     ) -> Verification:
-        self._check_room(scratch, os.stat(live).st_size)
+        self._check_space(scratch, os.stat(live).st_size)
         moment = await self._choose_moment(live, active)
         try:
             txid = moment.txid if moment.exact else None
@@ -336,7 +336,11 @@ class Verifier:
         behind = moment.written_at - (found.as_of or 0.0)
         # A younger difference may be a recent write.
         if behind > self._sync_seconds:
-            who = "and no replicator answers" if active else "which was left so at its suspension"
+            who = (
+                "and no replicator answers"
+                if active
+                else "which did not change after its suspension"
+            )
             raise _Unproven(
                 f"the replica lags {behind:.0f} s behind the live database, {who}: it differs in "
                 f"{difference}"
@@ -410,7 +414,7 @@ class Verifier:
         return control
 
     @staticmethod
-    def _check_room(scratch: Path, size: int) -> None:
+    def _check_space(scratch: Path, size: int) -> None:
         """Raise if the restore would fill the disk, which also stores deliveries."""
         free = shutil.disk_usage(scratch).free
         if free < size * 1.2 + _SPARE_BYTES:
@@ -422,7 +426,7 @@ class Verifier:
 
 
 class _Unproven(Exception):
-    """The replica was not shown to be good, for this reason."""
+    """The replica could not be verified; the message has the reason."""
 
 
 async def _synced(control: ControlClient, live: Path, seconds: int) -> SyncResult:
@@ -465,5 +469,5 @@ def _written_at(live: Path) -> float:
 
 
 async def _in_thread(read: Callable[[Callable[[], None]], Content]) -> Content:
-    """Read a database in a thread; cancelled, the thread stops at the next pause."""
+    """Read a database in a thread; on cancellation, the thread stops at its next pause."""
     return await run_in_thread(read, check_cancelled)

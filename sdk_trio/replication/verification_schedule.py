@@ -17,7 +17,7 @@ Report = Callable[[Verification, int, int], None]
 
 _log = get_logger("replication")
 
-#: Polling interval for the clock and the store, in seconds: a command may have verified, too.
+#: Polling interval for the clock and the store, in seconds: a command may also have verified.
 LOOK_SECONDS = 60.0
 
 _HOUR_SECONDS = 3600.0
@@ -68,9 +68,10 @@ class VerificationKeeper:
         """Verify every active tenant, one at a time, and store the outcome.
 
         Args:
-            tenants: where the tenants are.
+            tenants: the tenants' service.
             accept_loss: accept replicas that begin later than before.
-            report: called after each with its result, how many are done, and how many there are.
+            report: called after each replica with its result, the number of finished replicas, and
+                their total.
 
         Raises:
             StoreLockedError: another verification runs.
@@ -117,11 +118,11 @@ class VerificationKeeper:
 
 
 class VerificationScheduler:
-    """Runs a verification ``VerifyIntervalHours`` after the last one, by whomever that was.
+    """Runs a verification ``VerifyIntervalHours`` after the last one, whichever process ran that.
 
     Args:
         settings: validated settings.
-        tenants: knows the active ones.
+        tenants: lists the active tenants.
         keeper: runs the verifications.
         clock: returns Unix seconds.
 
@@ -146,14 +147,14 @@ class VerificationScheduler:
 
     @property
     def state(self) -> VerificationState:
-        """The memory, at most :data:`LOOK_SECONDS` old; ``failed`` is for health."""
+        """The stored state, at most :data:`POLL_SECONDS` old; health uses its ``failed``."""
         return self._state
 
     @property
     def verified_age_seconds(self) -> float | None:
-        """The seconds since all replicas were good: ``sdk_replication_verified_age_seconds``.
+        """Seconds since all replicas were verified: ``sdk_replication_verified_age_seconds``.
 
-        None when they never were.
+        None if they never were.
         """
         return self._state.age(self._clock())
 

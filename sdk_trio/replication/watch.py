@@ -58,7 +58,7 @@ def read_identity(path: str, inode: int) -> str:
         inode: its number.
 
     Returns:
-        Digits and one hyphen. Where the file system keeps no creation time, the number alone.
+        Digits and one hyphen. If the file system keeps no creation time, only the inode number.
 
     Raises:
         OSError: the file does not exist any more.
@@ -108,7 +108,7 @@ def database_files(directory: Path) -> Mapping[str, str]:
     replica. One scan of 5000 databases with their logs takes 50 ms.
 
     Raises:
-        ReplicationError: the directory cannot be read. One that does not exist is empty.
+        ReplicationError: the directory cannot be read. A missing directory counts as empty.
     """
     try:
         with os.scandir(directory) as entries:
@@ -182,7 +182,7 @@ _log = get_logger("replication")
 #: one ``stat``, even with 5000 databases. inotify would need a library and exists on Linux only.
 SCAN_SECONDS = 1.0
 
-#: Time after which a failure is tried again, in seconds.
+#: Time after which a failed write is retried, in seconds.
 RETRY_SECONDS = 5.0
 
 #: Seconds after which a replicator that did not reload is asked again.
@@ -268,7 +268,7 @@ class Debounce:
     def note(self, now: float) -> None:
         """Note a change: it is due with the first one since the last :meth:`take`.
 
-        A change that was postponed becomes due within a window, too.
+        A postponed change then also becomes due within a window.
         """
         self.due_at = min(self.due_at, now + self.window)
 
@@ -298,7 +298,7 @@ class DirectoryScanner:
         self._read_at = float("-inf")
 
     def scan(self) -> Mapping[str, str]:
-        """Return the same as :func:`database_files`; blocks.
+        """Return the result of :func:`database_files`; blocks.
 
         Raises:
             ReplicationError: the directory cannot be read.
@@ -339,13 +339,13 @@ class Watcher:
         tenants: the tenants' service, whose ``run`` polls for changes by other processes.
         directory: of the tenants' databases.
         render: renders the manifest of databases.
-        writer: of the manifest.
+        writer: writes the manifest.
         reloader: called after each change of the manifest, and once at the start, because a killed
             process may have written a manifest without a reload.
         window: ``AutoRegenerateDebounceWindow`` in seconds.
         scan_seconds: the polling interval of the directory.
-        retry_seconds: when a failed write is tried again.
-        renotify_seconds: when to notify a replicator again after a failure.
+        retry_seconds: seconds until a failed write is retried.
+        renotify_seconds: seconds until a replicator is notified again after a failure.
     """
 
     def __init__(
@@ -378,7 +378,7 @@ class Watcher:
         self._found: Sequence[TenantDatabaseFile] = ()
         self._seen: Sequence[TenantDatabaseFile] | None = None
         self._applied: Sequence[TenantDatabaseFile] | None = None
-        self._told = False
+        self._notified = False
         self._complaint = ""
         #: Number of times that the manifest was written.
         self.regenerations: int = 0
@@ -433,11 +433,11 @@ class Watcher:
         return self._found
 
     async def _apply(self, seen: Sequence[TenantDatabaseFile]) -> None:
-        if self._told and seen == self._applied:
+        if self._notified and seen == self._applied:
             return
         before = {file.path: file for file in self._applied or ()}
         now = {file.path: file for file in seen}
-        self._told = False
+        self._notified = False
         if await run_in_thread(self._write, seen, limiter=self._limiter):
             self.regenerations += 1
             _log.info(
@@ -449,8 +449,8 @@ class Watcher:
                 replaced=sum(before.get(path, file) != file for path, file in now.items()),
             )
         self._applied = seen
-        self._told = await self._reloader.reload(seen)
-        if not self._told:
+        self._notified = await self._reloader.reload(seen)
+        if not self._notified:
             self._debounce.postpone(trio.current_time(), self._renotify_seconds)
 
     def _write(self, databases: Sequence[TenantDatabaseFile]) -> bool:

@@ -35,18 +35,18 @@ from ..server.limits import Limits, share_descriptors
 from ..server.listen import descriptor_limit
 from ..server.serve import Server
 from ..storage.ports import Inbox
-from ..webhooks.companion import keep
+from ..webhooks.companion import supervise
 from ..webhooks.origin import source_of
 from .console import ObservedRuntime, Overseen, RuntimeConsole, Scheduled
 
-#: Tenants that a check names; it counts the others.
+#: The number of tenants that a check names; it counts the others.
 NAMED = 5
 
 _log = get_logger("admin")
 
-#: The clients are scrapers, probes and people: few connections, and none has a reason to be slow.
-#: An orchestrator's probes may share an address with an attacker. So a source at its limit evicts
-#: its own waiting connections before a new one is refused.
+#: The clients are scrapers, probes and people: they need few connections, and none has a reason to
+#: be slow. An orchestrator's probes may share an address with an attacker. So a source at its limit
+#: evicts its own waiting connections before a new one is refused.
 LIMITS = Limits(
     connections=128,
     connections_per_source=64,
@@ -99,8 +99,8 @@ def check_verification(scheduled: Scheduled | None) -> Check:
     return Check(
         "replicas",
         True,
-        f"the replicas of {len(failed)} tenants cannot be restored, or are not what they should "
-        f"be: {names}{more}; see 'replication verify'",
+        f"the replicas of {len(failed)} tenants cannot be restored, or differ from their "
+        f"databases: {names}{more}; see 'replication verify'",
         degraded=True,
     )
 
@@ -165,7 +165,7 @@ class AdminServer:
             source_of=lambda host: source_of(host) if host else None,
         )
         async with trio.open_nursery() as nursery:
-            serve = partial(keep, "the server of the admin address", server.run)
+            serve = partial(supervise, "the server of the admin address", server.run)
             addresses = await nursery.start(partial(serve, may_end=lambda: False))
             _refuse_guessable(token, addresses)
             # Whether a request needs the token depends on all addresses being local, and those of
@@ -189,7 +189,7 @@ class AdminServer:
 
         return commit
 
-    # -- the view of the runtime that the application has ------------------------------------
+    # -- the runtime, as the admin application sees it ------------------------------------
 
     @property
     def state(self) -> str:
@@ -252,7 +252,7 @@ class AdminServer:
             return Check("receiver", True, "accepts deliveries")
         # The receiver is ready and the runtime is not during Server:ShutdownDelaySeconds.
         leaving = self._runtime.draining and self._runtime.receiver.ready
-        detail = "still accepts deliveries for a moment" if leaving else "accepts nothing new"
+        detail = "still accepts deliveries for a moment" if leaving else "accepts no new deliveries"
         return Check("receiver", False, detail)
 
     def _check_queue(self) -> Check:

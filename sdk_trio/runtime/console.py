@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ..webhooks import WebhookReceiver
     from ..webhooks.rejections import RejectionRing
 
-#: The most databases whose replicas are listed, the worst first.
+#: The maximum number of databases whose replicas are listed, worst first.
 LISTED_DATABASES = 500
 
 #: The origin of a value in settings that a program has built in code.
@@ -152,7 +152,7 @@ class ObservedRuntime(Protocol):
         ...
 
     def samples(self) -> "Sequence[Sample]":
-        """Return the metrics of every part but the admin address."""
+        """Return the metrics of every part except the admin address."""
         ...
 
     async def refresh(self) -> None:
@@ -248,7 +248,7 @@ class RuntimeConsole:
 
         try:
             made = sample(wire_type, now=datetime.fromtimestamp(self._clock(), UTC))
-        except UnknownEventTypeError:  # a type of the application's own
+        except UnknownEventTypeError:  # a type that the application added
             return {}
         return {"sample": made["data"]}
 
@@ -344,7 +344,7 @@ class RuntimeConsole:
 
     # -- the relay ---------------------------------------------------------------------------
 
-    async def sign(self, record: DeliveryRecord, here: bool) -> list[tuple[str, str]]:
+    async def sign(self, record: DeliveryRecord, is_local: bool) -> list[tuple[str, str]]:
         """Return the signature headers for relaying a delivery; none if they may not be seen.
 
         There are none while ``Admin:ReadOnly`` is true.
@@ -354,7 +354,7 @@ class RuntimeConsole:
         replaced by the current time (docs/adr/0062-relay.md).
         """
         await trio.lowlevel.checkpoint()
-        may_sign = self._may_sign(here) and not self._is_read_only
+        may_sign = self._may_sign(is_local) and not self._is_read_only
         secret = await self._secret_of(record) if may_sign else None
         if secret is None or record.raw is None:
             return []
@@ -371,12 +371,13 @@ class RuntimeConsole:
         original = [] if is_recent else [(ORIGINAL_TIMESTAMP, str(record.timestamp))]
         return [*signed.headers.items(), *original]
 
-    def _may_sign(self, here: bool) -> bool:
-        return self._settings.relay.enabled or here
+    def _may_sign(self, is_local: bool) -> bool:
+        return self._settings.relay.enabled or is_local
 
     @property
     def _is_read_only(self) -> bool:
-        # A signature is not read-only: with the body it can be posted to run the event again.
+        # A signature allows more than reading: with the body it can be posted to run the event
+        # again.
         return self._settings.admin.read_only
 
     async def _secret_of(self, record: DeliveryRecord) -> Secret | None:
@@ -390,9 +391,9 @@ class RuntimeConsole:
             return None
         return _signing(await tenancy.credentials.webhook_secrets(tenant))
 
-    def relay(self, here: bool) -> dict[str, Any]:
+    def relay(self, is_local: bool) -> dict[str, Any]:
         """Return the information that a listener needs."""
-        self._require_relay(here)
+        self._require_relay(is_local)
         webhooks = self._settings.webhooks
         return {
             "versions": ["1"],
@@ -400,16 +401,16 @@ class RuntimeConsole:
             "tolerance_seconds": webhooks.tolerance_seconds,
         }
 
-    def relay_secret(self, here: bool) -> str:
+    def relay_secret(self, is_local: bool) -> str:
         """Return the secret that relayed deliveries are signed with."""
-        self._require_relay(here)
+        self._require_relay(is_local)
         secret = _signing(self._settings.webhooks.all_secrets)
         if secret is None:
             raise MissingPartError("the host has no secret that can sign, only public keys or none")
         return secret.reveal()
 
-    def _require_relay(self, here: bool) -> None:
-        if not self._may_sign(here):
+    def _require_relay(self, is_local: bool) -> None:
+        if not self._may_sign(is_local):
             raise SecretsStayHereError(
                 "deliveries are relayed only to this machine; set Sdk:Relay:Enabled to true to "
                 "relay them to others"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from ..config import StorageBackend
-from ..webhooks.companion import Part, keep
+from ..webhooks.companion import Part, supervise
 from .state import RuntimeState
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class LeaderParts:
 
     async def start(self, parts: trio.Nursery, name: str, part: Part) -> Any:
         """Start a part in a nursery; if it ends too early, the runtime ends with an error."""
-        return await parts.start(partial(keep, name, part, may_end=self._may_end))
+        return await parts.start(partial(supervise, name, part, may_end=self._may_end))
 
     async def start_before_serving(self, parts: trio.Nursery) -> None:
         """Start replication, unless a leader must be elected first."""

@@ -155,7 +155,7 @@ class Notifier:
     def prepare_reload(self, settings: Settings) -> Callable[[], None]:
         """Return a function that puts ``settings`` into force.
 
-        A message that is being sent continues with the old ones.
+        A message that is being sent continues with the old settings.
         """
         made = self._make_channels(settings)
 
@@ -177,7 +177,7 @@ class Notifier:
         return {name: made[name] for name in enabled_channels(options) if name in made}
 
     def close(self) -> None:
-        """Begin no new attempt."""
+        """Start no new attempt."""
         self._closed = True
         if self._pump is not None:
             self._pump.close()

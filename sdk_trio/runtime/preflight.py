@@ -1,4 +1,4 @@
-"""Checks before the start, for errors that make it impossible.
+"""Checks before the start, for errors that prevent it.
 
 ``Runtime.run`` and ``config check`` make the same checks. They change nothing and connect to
 nothing. The settings themselves are checked in ``config/``, and their files in
@@ -22,7 +22,7 @@ STRATEGY = "Sdk:MultiTenant:SingleTenantUpgrade:DefaultTenantStrategy"
 
 
 def require_startable(settings: Settings) -> None:
-    """Raise the error with which a start would fail.
+    """Raise the error that would make a start fail.
 
     It reads files, so call it in a thread.
 
@@ -36,7 +36,7 @@ def require_startable(settings: Settings) -> None:
 
 
 def start_problems(settings: Settings, host: "HostUpgrade | None") -> list[Problem]:
-    """Return all problems that make a start impossible.
+    """Return all problems that prevent a start.
 
     Args:
         settings: validated settings.
@@ -44,7 +44,7 @@ def start_problems(settings: Settings, host: "HostUpgrade | None") -> list[Probl
     """
     checks = dict(_checks(settings))
     connection = settings.connection
-    # A runtime makes its client at construction.
+    # A runtime creates its client at construction.
     if settings.has_access_token and (connection.ca_file or connection.client_cert_file):
         from ..net.transport import tls_context  # loads an HTTP client
 

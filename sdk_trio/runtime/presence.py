@@ -57,7 +57,7 @@ def announce(directory: str | os.PathLike[str], presence: Presence) -> Path:
 
 @contextmanager
 def announced(directory: str | os.PathLike[str], presence: Presence) -> Iterator[None]:
-    """Keep the file for the length of the block; its directory exists.
+    """Keep the file during the block; its directory must exist.
 
     Raises:
         OSError: it cannot be written.
@@ -73,7 +73,7 @@ def announced(directory: str | os.PathLike[str], presence: Presence) -> Iterator
 
 
 class Announcement:
-    """The file of a runtime in this process. Errors of the disk are logged as warnings."""
+    """The presence file of a runtime in this process. Disk errors are logged as warnings."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -81,7 +81,7 @@ class Announcement:
 
     @contextmanager
     def kept(self, address: str) -> Iterator[None]:
-        """Keep the file for the length of the block; ``address`` is empty while it is unknown."""
+        """Keep the file during the block; ``address`` is empty while it is unknown."""
         with ExitStack() as stack:
             with self._errors_logged():
                 stack.enter_context(announced(self._settings.storage.path, self._presence(address)))

@@ -15,14 +15,15 @@ from .restarts import EndCounter
 from .worker import samples_of
 from .worker_process import WorkerProcess
 
-#: The seconds that a scrape or a probe waits for current metrics of the processes. Those that they
-#: send regularly are at most a second old.
+#: The seconds that a scrape or a probe waits for current metrics of the processes. Metrics that the
+#: processes send regularly are at most a second old.
 ASK_SECONDS: Final = 0.5
 
 
 @attrs.define(eq=False)
 class ProcessQuestion:
-    """A request to several processes: those that have not answered, and the problems of others."""
+    """A request to several processes: the processes that have not answered, and the problems of
+    those that have."""
 
     pending: set[WorkerProcess]
     problems: list[Problem] = attrs.Factory(list)
@@ -129,7 +130,7 @@ class ProcessFigures:
             process.post("wake")
 
     async def refresh(self) -> None:
-        """Ask the processes for their metrics, and wait at most :data:`ASK_SECONDS`."""
+        """Request the metrics of the processes, and wait at most :data:`ASK_SECONDS`."""
         with self._question() as (number, question):
             for process in question.pending:
                 process.post("report", number)
@@ -138,7 +139,7 @@ class ProcessFigures:
 
     @contextmanager
     def _question(self) -> Iterator[tuple[int, ProcessQuestion]]:
-        """Begin a question to every process that serves; answers count within the block."""
+        """Send a request to every process that serves; answers count within the block."""
         self._asked += 1
         number = self._asked
         asked = {process for process in self._processes.values() if process.ready_at is not None}

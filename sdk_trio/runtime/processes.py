@@ -72,7 +72,7 @@ class Processes(ProcessFigures):
     Args:
         settings: the settings at the start.
         command: the program of a process, and the number of processes.
-        receiver: this process's own, which holds the lock and has the store open.
+        receiver: the receiver of this process, which holds the lock and has the store open.
     """
 
     def __init__(
@@ -100,7 +100,8 @@ class Processes(ProcessFigures):
         """Whether a process ended with an error after the stop had begun."""
         return self._failed
 
-    # -- life ------------------------------------------------------------------------------------
+    # -- start and stop
+    # ------------------------------------------------------------------------------------
 
     async def run(
         self, *, task_status: trio.TaskStatus[tuple[str, ...]] = trio.TASK_STATUS_IGNORED
@@ -370,7 +371,7 @@ class Processes(ProcessFigures):
             try:
                 await process.messages.send(message)
             except OSError:
-                return  # it has ended, and its thread sets the event
+                return  # the process has ended; its thread sets the event
 
     async def _receive(self, process: WorkerProcess) -> None:
         """Handle the messages of a process until it ends; kill it after an invalid one.

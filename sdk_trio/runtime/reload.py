@@ -83,9 +83,9 @@ def _replaced(section: Any, attributes: tuple[str, ...], value: Any) -> Any:
 
 
 class Reloaded(msgspec.Struct, frozen=True):
-    """The result of a reload, as full keys. Values may be secret, so it has none.
+    """The result of a reload, as full keys without values, which may be secret.
 
-    ``applied`` are in force from now on; ``restart`` differ as well and wait for the next start.
+    ``applied`` are in force from now on; ``restart`` keys also differ, and wait for the next start.
     """
 
     applied: tuple[str, ...] = ()
@@ -124,7 +124,7 @@ class SettingsReload:
         has the new ones.
 
         Raises:
-            OptionsValidationError: with every problem of every part; nothing has changed.
+            OptionsValidationError: lists every problem of every part; nothing has changed.
         """
         return self.prepare(wanted)()
 

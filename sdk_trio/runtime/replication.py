@@ -71,7 +71,7 @@ def make_scheduler(
         tenants: the tenants' service.
         inbox: keeps the outcome; open as long as the scheduler runs.
         clock: returns Unix seconds.
-        term: the term of office of this leader; None: this is the only host.
+        term: the term of this leader; None: this is the only host.
     """
     verifier = Verifier(settings, ReplicaReader(settings), clock=clock)
     keeper = VerificationKeeper(verifier, inbox, clock=clock, term=term)
@@ -79,7 +79,8 @@ def make_scheduler(
 
 
 def sample_verification(scheduler: VerificationScheduler | None) -> tuple[Sample, ...]:
-    """Return ``sdk_replication_verified_age_seconds``; nothing before the first good run."""
+    """Return ``sdk_replication_verified_age_seconds``; nothing before the first run without
+    failures."""
     age = None if scheduler is None else scheduler.verified_age_seconds
     return () if age is None else (Sample("sdk_replication_verified_age_seconds", (), age),)
 
@@ -111,7 +112,7 @@ class ReplicationOverseer:
 
     Args:
         settings: with ``UseReplication``.
-        tenants: the running service of tenants.
+        tenants: the tenants' service, which must be running.
 
     Raises:
         ReplicatorError: the control socket's path would be too long.
@@ -130,7 +131,7 @@ class ReplicationOverseer:
             stop = float(settings.webhooks.graceful_drain_timeout_seconds)
             patience = attrs.evolve(SupervisorTimeouts(), stop=stop)
             self.supervisor = Supervisor(
-                options, self._directory, patience=patience, told_to_begin=True
+                options, self._directory, patience=patience, waits_for_reload=True
             )
         self._checker = HealthChecker(
             options,

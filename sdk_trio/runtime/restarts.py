@@ -10,7 +10,7 @@ from ..errors import EXIT_CONFIGURATION, EXIT_UNAVAILABLE, SdkError
 #: once.
 STEADY_SECONDS: Final = 5.0
 
-#: A process that ends earlier than this, in seconds, has served no one.
+#: A process that ends earlier than this, in seconds, has served no request.
 USELESS_SECONDS: Final = 1.0
 
 #: The pause before the second restart in a row, in seconds, doubled for each further one, and the
@@ -53,7 +53,7 @@ def pause_before(ends: int) -> float:
 
 
 def describe_end(status: int) -> str:
-    """Return how a process ended, for people; ``status`` is that of :mod:`subprocess`."""
+    """Describe how a process ended; ``status`` is that of :mod:`subprocess`."""
     if status >= 0:
         return f"with status {status}"
     with suppress(ValueError):
@@ -80,7 +80,7 @@ class EndCounter:
         """Count the end of process ``number``, which had served for ``served`` seconds.
 
         Raises:
-            ProcessesError: so many ended in a row while none served steadily.
+            ProcessesError: too many ended in a row while none served steadily.
         """
         self.total += 1
         steady = served >= USELESS_SECONDS or others_steady

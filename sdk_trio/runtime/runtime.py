@@ -1,12 +1,12 @@
-"""The life of a runtime: start, serve, drain.
+"""The runtime: start, serve, drain.
 
 :meth:`Runtime.run` has three layers:
 
 1. Its body waits for the stop. Only the body gets the caller's cancellation.
 2. When the body ends for any reason, a synchronous ``finally`` begins the drain.
 3. The parts run in a shielded scope, so they drain even if the caller is cancelled. The ``finally``
-   gives that scope its deadline, ``GracefulDrainTimeoutSeconds`` later. Without it, a part that
-   hangs could not be stopped.
+    gives that scope its deadline, ``GracefulDrainTimeoutSeconds`` later. Without a deadline, a part
+    that hangs could not be stopped.
 
 A stop has this order:
 
@@ -53,7 +53,7 @@ _log = get_logger("runtime")
 
 _TLS_KEYS = ("Sdk:Server:CertFile", "Sdk:Server:KeyFile")
 
-#: The most handlers that the beginning of a drain names.
+#: The maximum number of handlers that are named when a drain begins.
 MOST_REPORTED_RUNS = 20
 
 
@@ -64,7 +64,7 @@ class Runtime(RuntimeState):
         settings: validated settings of :func:`sdk_trio.load_settings`.
         handlers: the handlers by event type; None: every event is parked.
         client: a client to use, not open yet, for example one with your own transport; None: the
-            runtime makes one from the settings. The runtime opens and closes either.
+            runtime makes one from the settings. The runtime opens and closes it in both cases.
         standalone: run without a client; None: only if there is neither an access token nor a
             ``client``.
         clock: returns Unix seconds; None: the clock of :mod:`sdk_trio.base.clock`.
@@ -88,7 +88,7 @@ class Runtime(RuntimeState):
         DefaultTenantError: ``DefaultTenantStrategy`` is HostSupplied, and ``host_upgrade`` has no
             resolver.
 
-    A runtime runs once; make another one to run again. It installs no signal handler.
+    A runtime runs once; create another one to run again. It installs no signal handler.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class Runtime(RuntimeState):
         self._log_end()
 
     def force(self) -> None:
-        """Cut the drain short: cancel the handlers now; their events stay in the store."""
+        """End the drain early: cancel the handlers now; their events stay in the store."""
         self._stop_wanted.set()
         self._delay.cancel()
         if self.replication is not None:
@@ -190,7 +190,7 @@ class Runtime(RuntimeState):
             NotQuiescentError: there is single-tenant data to move, and no ``quiescence`` signal.
         """
         if self._used:
-            raise NotRunningError("this runtime has been run already; make another one")
+            raise NotRunningError("this runtime has already been run; create another one")
         self._used = True
         # Before anything listens, including the admin address.
         await run_in_thread(require_startable, self.settings)
@@ -275,7 +275,7 @@ class Runtime(RuntimeState):
                 await self._run_parts(server, routes, stack, task_status=task_status)
         # No error, but a caller that waits for the start must not wait forever.
         if not self._served:
-            raise NotRunningError("the runtime was stopped by force before it had started")
+            raise NotRunningError("the runtime was forced to stop before it had started")
 
     async def _run_parts(
         self,

@@ -106,7 +106,7 @@ class RuntimeState:
         )
         self.receiver: WebhookReceiver = WebhookReceiver(
             settings,
-            # Not "or": a registry that has only a fallback is empty, and so is false.
+            # Not "or": a registry that has only a fallback is empty, so its truth value is False.
             HandlerRegistry() if handlers is None else handlers,
             client=self._client,
             clock=self.clock,
@@ -140,11 +140,12 @@ class RuntimeState:
             prepare = self._client.prepare_reload if client is None else _no_op_prepare
             self._reloader.subscribe(prepare, CLIENT_KEYS)
         self.started: Started | None = None
-        #: The state of replication and its metrics; None: it is off or has not begun.
+        #: The state of replication and its metrics; None: it is disabled or has not started.
         self.replication: ReplicationOverseer | None = None
         #: The lease of the host that reconciles and replicates; None: hosts share no store.
         self.leadership: Leadership | None = None
-        #: The scheduled verification of the replicas; None: replication is off or has not begun.
+        #: The scheduled verification of the replicas; None: replication is disabled or has not
+        #: started.
         self.verification: VerificationScheduler | None = None
         self._stop_wanted = trio.Event()
         self._drain_begun = trio.Event()
@@ -171,7 +172,7 @@ class RuntimeState:
 
     @property
     def ready(self) -> bool:
-        """Whether senders should send here: false from the first moment of a shutdown on.
+        """Whether senders should send deliveries here: false from the start of a shutdown.
 
         Deliveries are still accepted for ``Server:ShutdownDelaySeconds``, because a load balancer
         sends until its next probe.
@@ -283,7 +284,8 @@ class RuntimeState:
             self.processes.wake()
 
     async def refresh(self) -> None:
-        """Ask the processes of ``Server:Processes`` for their metrics, at most half a second."""
+        """Request the metrics of the processes of ``Server:Processes``; wait at most half a
+        second."""
         if self.processes is not None:
             await self.processes.refresh()
         await trio.lowlevel.checkpoint()
@@ -344,7 +346,7 @@ class RuntimeState:
             The keys that changed, and those that wait for the next start.
 
         Raises:
-            OptionsValidationError: with every problem; the old settings stay in force.
+            OptionsValidationError: lists every problem; the old settings stay in force.
         """
         return self.prepare_reload(settings)()
 

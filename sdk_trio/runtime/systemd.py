@@ -38,7 +38,7 @@ _MOST_SOCKETS = 1024
 
 _MICROSECONDS = 1_000_000
 
-#: sd_listen_fds_with_names(3): the name of sockets whose unit gives none.
+#: sd_listen_fds_with_names(3): the name of sockets whose unit does not set one.
 _UNNAMED = "unknown"
 
 WATCHDOG: Final = "WATCHDOG=1"
@@ -62,9 +62,9 @@ class ServiceEnvironment(msgspec.Struct, frozen=True):
     """The requests of the service manager, and the sockets that it passes.
 
     ``notify_socket`` is the path of its socket, or begins with @ for an abstract one; None: it
-    wants no messages. ``watchdog_seconds`` is the time within which it expects a keep-alive
-    message; None: it expects none. ``sockets`` are the names of the inherited sockets, in the order
-    of their descriptors.
+    expects no messages. ``watchdog_seconds`` is the time within which it expects a keep-alive
+    message; None: it expects no keep-alive messages. ``sockets`` are the names of the inherited
+    sockets, in the order of their descriptors.
     """
 
     notify_socket: str | None = None

@@ -1,8 +1,8 @@
 """The watchdog of the event loop: a thread that reports a blocked loop and the code that blocks it.
 
-Twice a second the thread asks the loop for an answer. A handler that computes or waits without
-``await`` blocks every other delivery, probe and deadline, and code in the loop itself could report
-that only afterwards. The watchdog adds no cost to a delivery.
+Twice a second the thread polls the loop and waits for its answer. A handler that computes or waits
+without ``await`` blocks every other delivery, probe and deadline, and code in the loop itself could
+report that only afterwards. The watchdog adds no cost to a delivery.
 """
 
 import sys
@@ -20,7 +20,7 @@ from ..webhooks.outcomes import place_in
 
 _log = get_logger("runtime")
 
-#: Time between two questions to the loop, in seconds.
+#: Time between two polls of the loop, in seconds.
 ASK_SECONDS = 0.5
 
 #: Time for the loop to answer, in seconds. A sender waits for ten, a probe often for one.
@@ -94,8 +94,10 @@ class Watchdog:
             handler=None if run is None else run.handler,
             webhook_id=None if run is None else run.webhook_id,
             place=place,
-            hint="nothing else can run meanwhile; make a handler that blocks a plain def, which "
-            "runs in a thread: a coroutine must not block",
+            hint=(
+                "nothing else can run meanwhile; write a blocking handler as a plain def, which "
+                "runs in a thread: a coroutine must not block"
+            ),
         )
         self._times += 1
         counted = 0.0

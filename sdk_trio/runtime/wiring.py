@@ -73,7 +73,7 @@ def sample_client(counters: Counted, circuit: str) -> tuple[Sample, ...]:
 
 
 class Routes:
-    """The receiver at its path and, only in Development, the simulator.
+    """Routes requests: the receiver at its path and, only in Development, the simulator.
 
     The simulator signs deliveries for any client.
     """
@@ -123,7 +123,7 @@ def make_simulator_secret(settings: Settings) -> Secret | None:
 
 
 def with_simulator_secret(settings: Settings, secret: Secret | None) -> Settings:
-    """Return settings with ``secret`` as a further one, unless they have one for simulations."""
+    """Return settings with ``secret`` added, unless they already have a secret for simulations."""
     if secret is None or simulation_secret(settings) is not None:
         return settings
     webhooks = settings.webhooks

@@ -81,7 +81,7 @@ class ProcessReport(msgspec.Struct):
 class FromProcess(msgspec.Struct, omit_defaults=True):
     """A message of a process. ``kind``: ``ready``, ``prepared``, ``report`` or ``drained``.
 
-    ``number`` is that of the question that it answers, or 0. ``causes`` counts all requests that
+    ``number`` is that of the request that it answers, or 0. ``causes`` counts all requests that
     were rejected since the last message with ``causes``; ``rejected`` are the newest of them.
     """
 
@@ -392,6 +392,6 @@ def die_with(supervisor: int) -> None:
 
 
 def _end() -> NoReturn:
-    # Like kill -9: the lock is free, and the next supervisor relies on the end of all processes of
-    # this one.
+    # As after kill -9: the lock is free, and the next supervisor relies on all processes of this
+    # one having ended.
     os._exit(EXIT_FAILURE)

@@ -24,8 +24,8 @@ class WorkerCommand:
     """The program of a process, the number of processes, and their time limits in seconds.
 
     When the time for the drain is over, each process still has ``end_seconds`` to log the work that
-    it leaves behind (docs/adr/0031-bounded-shutdown.md), and ``forced_end_seconds`` after a second
-    signal. ``watchdog``: a process that is silent for so long is killed; None: none is.
+    it abandons (docs/adr/0031-bounded-shutdown.md), and ``forced_end_seconds`` after a second
+    signal. ``watchdog``: a process that is silent for so long is killed; None: no process is.
     """
 
     arguments: tuple[str, ...]
@@ -90,8 +90,8 @@ class WorkerProcess:
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, SUPERVISOR_VARIABLE: str(theirs.fileno())},
                 pass_fds=(theirs.fileno(), *descriptors),
-                # Ctrl-C signals the whole foreground group of a terminal. In a group of their own
-                # the processes get only the signals of the supervisor.
+                # Ctrl-C signals the whole foreground group of a terminal. In a separate group, the
+                # processes get only the supervisor's signals.
                 process_group=0,
             )
         out, outgoing = trio.open_memory_channel[bytes](inf)

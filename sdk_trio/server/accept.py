@@ -48,7 +48,7 @@ class Acceptor:
         app: the ASGI application.
         limits: the limits of each connection.
         slots: the connection slots.
-        note_refusal: is called for every request that the server itself refuses.
+        note_refusal: called for every request that the server itself refuses.
         certificate: returns the TLS context for new connections; None for plain HTTP.
     """
 

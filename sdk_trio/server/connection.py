@@ -46,7 +46,7 @@ class Http1ServerConnection(ClientSocket):
         self, shared: ServerState, sock: socket.socket | TlsSocket, client: Address
     ) -> None:
         super().__init__(shared, sock, client)
-        #: That of the last head; see :func:`~sdk_trio.server.head.read_head`.
+        #: The template of the last head; see :func:`~sdk_trio.server.head.read_head`.
         self._template: HeadTemplate | None = None
         #: The deadline that the application sets for a request.
         self._deadline = RequestDeadline(shared.limits.sweep_seconds)

@@ -30,8 +30,8 @@ import msgspec
 from ..base.http import FIELD_VALUE_BYTES, TOKEN_BYTES, Header, Whole, breaks_value, is_token_bytes
 from .limits import Limits
 
-#: The longest head that a template is made of, in bytes. It bounds one connection's memory. Heads
-#: of senders and their proxies have a few hundred bytes.
+#: The longest head from which a template is made, in bytes. It bounds one connection's memory.
+#: Heads of senders and their proxies have a few hundred bytes.
 _TEMPLATE_BYTES: Final = 4 * 1024
 
 _HEAD: Final = re.compile(
@@ -51,7 +51,8 @@ _LENGTH_DIGITS: Final = 20
 
 END_OF_HEAD: Final = b"\r\n\r\n"
 
-#: Pieces of a split head that are not headers: the request line, and the two after the last header.
+#: The number of pieces of a split head that are not headers: the request line, and two after the
+#: last header.
 _NO_HEADERS: Final = 3
 
 #: A translation that changes every byte except visible ASCII characters. Translating the values of
@@ -206,7 +207,8 @@ class HeadTemplate:
         )
 
     def varying_lines(self, lines: list[bytes], head: RequestHead) -> list[int]:
-        """Return the numbers of the lines that vary, counting a new head; none if it is unlike."""
+        """Return the numbers of the lines that vary, counting a new head; none if the heads are too
+        different."""
         if len(lines) != len(self._lines) or lines[0] != self._lines[0]:
             return []
         already = {number for number, _, _ in self._varying}
@@ -229,7 +231,7 @@ def read_head(
     Args:
         data: the bytes of the head.
         limits: bounds of the head.
-        template: that of the connection's last head; None at first.
+        template: the template of the connection's last head; None at first.
 
     Returns:
         The head, and the template for the next one. There is none if the head is unusual or the

@@ -49,7 +49,7 @@ class HypercornServer:
         limits: the limits of each connection. Hypercorn has settings for some; :class:`_Connection`
             enforces others.
         slots: the connection slots.
-        note_refusal: is called for every request that hypercorn itself refuses.
+        note_refusal: called for every request that hypercorn itself refuses.
     """
 
     def __init__(
@@ -154,8 +154,8 @@ class _Connection(TCPServer):
       response would delay a drain until its deadline.
     - It limits the time for a head.
     - A response that has begun is completed even if the client sends malformed bytes meanwhile.
-    - It can be evicted while it waits for a request or for the rest of one. It cannot while the
-      client accepts no response: hypercorn has no public API to end that wait.
+    - It can be evicted while it waits for a request or for the rest of one. It cannot be evicted
+      while the client accepts no response: hypercorn has no public API to end that wait.
     """
 
     _reading = True
@@ -273,7 +273,7 @@ class _Connection(TCPServer):
 
 
 class _Http1(H11Protocol):
-    """HTTP/1.1 and nothing else.
+    """HTTP/1.1 only.
 
     A request for another protocol gets an ordinary response (RFC 9110, 7.8). No sender of webhooks
     asks for one, and hypercorn's HTTP/2 leaks the tasks of a connection that ends at a bad moment.

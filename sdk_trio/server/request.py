@@ -309,7 +309,7 @@ class Http1Request:
         It does if parts of the request's body have not arrived: the server does not wait for bytes
         that it would only discard.
         """
-        # The first test saves most requests the second: a body that was taken leaves 0.
+        # Checked first because it is cheaper: a body that was read leaves 0.
         return (
             not self._head.keep_alive
             or self._connection.is_last

@@ -40,8 +40,8 @@ class Server:
         fast_path: serve with the project's own connections; False: with hypercorn.
         limits: the limits of each connection; hypercorn enforces only some of them.
         source_of: maps the peer's host to the source that its connections count for; None: they
-            have no limit, such as those of a trusted proxy.
-        note_refusal: is called for every request that the server itself refuses.
+            have no limit, such as a trusted proxy's connections.
+        note_refusal: called for every request that the server itself refuses.
     """
 
     def __init__(

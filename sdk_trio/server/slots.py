@@ -87,7 +87,8 @@ class ConnectionSlots:
         return self._source_of(peer[0] if peer else None)
 
     def reserve(self, peer: Address, now: float) -> bool:
-        """Reserve a slot, if necessary by evicting another connection; False if there is none.
+        """Reserve a slot, if necessary by evicting another connection; return False if none is
+        free.
 
         ``now`` is the event loop's clock, as of the last sweep or later.
         """
@@ -108,7 +109,7 @@ class ConnectionSlots:
         self._open[connection] = source
 
     def free(self, connection: Connection | None, source: Hashable) -> None:
-        """Free a slot; ``connection`` is the one that was registered for it, None if none was."""
+        """Free a slot; ``connection`` was registered for it, None if none was registered."""
         if connection is not None:
             del self._open[connection]
         self._reserved -= 1

@@ -150,8 +150,8 @@ def load_certificate(cert_file: str, key_file: str | None) -> ssl.SSLContext:
                 Problem(
                     "Sdk:Server:CertFile",
                     f"{cert_file} with Sdk:Server:KeyFile {key_file} cannot be used: "
-                    f"{error.strerror or error}; both must be PEM, and the key must be the "
-                    "certificate's",
+                    f"{error.strerror or error}; both must be PEM, and the key must match the "
+                    "certificate",
                 )
             ]
         ) from error
@@ -162,7 +162,7 @@ def load_certificate(cert_file: str, key_file: str | None) -> ssl.SSLContext:
 URGENT_EXPIRY_SECONDS: Final = 7 * 86_400.0
 
 #: The advice about a certificate that expires.
-RENEW: Final = "renew it and replace the file; the receiver reloads it by itself"
+RENEW: Final = "renew it and replace the file; the receiver reloads it automatically"
 
 
 def validity_fault(dates: tuple[float, float] | None, now: float) -> str | None:

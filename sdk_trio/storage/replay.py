@@ -136,7 +136,7 @@ async def find_chosen(
     return found
 
 
-async def put_back(
+async def replay_all(
     inbox: Inbox,
     keys: Sequence[str],
     advance: Callable[[int], None] | None = None,

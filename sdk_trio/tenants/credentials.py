@@ -1,4 +1,4 @@
-"""Reading of tenants' credentials from the sources that they name: variables and key files.
+"""Read tenants' credentials from their sources: variables and key files.
 
 The store has only names of sources, so a copy of the store gives no one a credential.
 """
@@ -19,15 +19,15 @@ _log = get_logger("tenants")
 #: The largest key file, in bytes. It has a few lines; a larger file was named by mistake.
 MAX_FILE_BYTES = 64 * 1024
 
-#: The most files that are read at a time: a file system that hangs must not take every thread.
+#: The maximum number of files read at a time: a hanging file system must not occupy every thread.
 MAX_THREADS = 4
 
 
 class CredentialReader:
     """Reads the current values of a tenant's credentials; keeps none of them.
 
-    Key files are read at every use, so that a rotation counts from the next delivery or call on,
-    also on file systems with coarse times. The environment is that of the start, or of the last
+    Key files are read at every use, so that a rotation applies from the next delivery or call, even
+    on file systems with coarse times. The environment is that of the start, or of the last
     :meth:`reload`.
 
     ``environ`` returns the current environment.
@@ -44,11 +44,11 @@ class CredentialReader:
         self._variables = dict(self._environ())
 
     async def access_token(self, tenant: Tenant) -> Secret | None:
-        """Return the tenant's own access token; None when it names none.
+        """Return the tenant's own access token; None if it has no source.
 
         Raises:
-            TenantCredentialsError: it names one that cannot be read. The host's token is not used
-                instead: calls for a tenant must not run with the rights of the host.
+            TenantCredentialsError: its source cannot be read. The host's token is not used instead:
+                calls for a tenant must not have the host's rights.
         """
         source = tenant.credentials.access_token
         if source is None:
@@ -62,7 +62,7 @@ class CredentialReader:
     async def webhook_secrets(self, tenant: Tenant) -> tuple[Secret, ...]:
         """Return the tenant's own webhook secrets, one for each line of each source.
 
-        A source that cannot be read is logged and left out, so that the others still verify.
+        A source that cannot be read is logged and skipped, so that the others still verify.
         """
         secrets: list[Secret] = []
         for found in await self._read(tenant, tenant.credentials.webhook_secrets):
@@ -91,7 +91,7 @@ class CredentialReader:
         self, tenant: Tenant, sources: Sequence[CredentialSource]
     ) -> list[str | TenantCredentialsError]:
         """Return the text of each source, or the reason why it cannot be read."""
-        # Only files need a thread: variables are read where we are.
+        # Only files need a thread: variables are read here.
         if any(isinstance(source, KeyFile) for source in sources):
             return await run_in_thread(
                 self._read_all, tenant, sources, abandon_on_cancel=True, limiter=self._threads

@@ -44,10 +44,10 @@ T = TypeVar("T")
 
 _log = get_logger("tenants")
 
-#: The default of the most tenants' databases that are open at a time.
+#: The default maximum of tenants' databases that are open at a time.
 MAX_OPEN = 64
 
-#: The most functions that run at a time, each in a thread.
+#: The maximum number of functions that run at a time, each in a thread.
 MAX_THREADS = 4
 
 #: Seconds that a cancelled caller waits for its function, and a close for all functions. Longer
@@ -157,7 +157,7 @@ Admit = Callable[[], Awaitable[object]]
 
 
 class TenantDatabase:
-    """One tenant's database, for the length of a block."""
+    """One tenant's database, during a block."""
 
     def __init__(
         self, databases: "TenantDatabases", tenant_id: str, admit: "Admit | None" = None
@@ -201,9 +201,9 @@ class TenantDatabases:
     """Opens the tenants' databases within the limits in the module's docstring.
 
     Args:
-        directory: the FileDb directory; it is created at the first use, for this user alone.
-        max_open: how many databases are open at most; at least ``max_threads``.
-        max_threads: how many functions run at a time; 1 or more.
+        directory: the FileDb directory; it is created at the first use, for this user only.
+        max_open: the maximum number of open databases; at least ``max_threads``.
+        max_threads: the maximum number of functions that run at a time; 1 or more.
         replicated: leave the write-ahead logs to a replicator, which copies them into the
             databases; while none runs, they grow.
     """
@@ -250,7 +250,7 @@ class TenantDatabases:
     async def open(
         self, tenant_id: str, *, admit: Admit | None = None
     ) -> AsyncIterator[TenantDatabase]:
-        """Give out the database of a tenant for a block; its first use creates the file.
+        """Provide the database of a tenant for a block; its first use creates the file.
 
         Args:
             tenant_id: the tenant's id; its status is not checked here.
@@ -258,7 +258,7 @@ class TenantDatabases:
                 block.
 
         Raises:
-            InvalidTenantError: the id is no UUID.
+            InvalidTenantError: the id is not a UUID.
         """
         database_path(self.directory, tenant_id)
         database = TenantDatabase(self, tenant_id, admit)
@@ -508,8 +508,8 @@ def _connect(file: Path, *, create: bool, replicated: bool) -> _Opened:
     # A link could lead to another tenant's file, or to a file that is not replicated.
     if file.resolve().parent != directory.resolve():
         raise StoreUnavailableError(
-            f"{file} leads out of the directory of the tenants' databases; replace the link by the "
-            "file itself"
+            f"{file} is a link to a file outside of the directory of the tenants' databases; "
+            "replace the link with the file itself"
         )
     main = _number_of(os.fspath(file))
     if main is None:

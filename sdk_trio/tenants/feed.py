@@ -1,4 +1,4 @@
-"""The feed of tenants' transitions to other parts of the program: never blocks, loses none.
+"""The feed of tenants' transitions to other parts of the program: it never blocks and loses none.
 
 A change only sets each subscriber's flag. A subscriber that has not read yet needs no second
 notification, and a slow one cannot block the change. The transitions themselves are read from the
@@ -29,7 +29,7 @@ class TransitionFeed:
     async def next(self, *, limit: int = 100) -> Sequence[OutboxRecord]:
         """Wait until there are transitions, and return up to ``limit`` of them.
 
-        When it is cancelled, ``position`` does not move.
+        On cancellation, ``position`` does not change.
 
         Raises:
             StoreUnavailableError: the store is unavailable; try again.
@@ -54,7 +54,7 @@ class Subscribers:
 
     @contextmanager
     def subscribe(self, store: TenantStore, after: int) -> Iterator[TransitionFeed]:
-        """Return a feed of the transitions after that sequence, for the length of the block."""
+        """Return a feed of the transitions after that sequence, during the block."""
         feed = TransitionFeed(store, after)
         self._flags.add(feed.changed)
         try:

@@ -40,7 +40,8 @@ _log = get_logger("tenants")
 
 _PAGE = 200
 
-#: The first bytes of every SQLite database, and how many bytes of a file are searched at a time.
+#: The first bytes of every SQLite database, and the number of bytes of a file that are searched at
+#: a time.
 _MAGIC = b"SQLite format 3\x00"
 _READ_BYTES = 1 << 20
 
@@ -60,7 +61,7 @@ class Replicas(Protocol):
     def holdings(self, tenant_id: str, identifier: str | None) -> ReplicaHoldings | None:
         """Return the location of the tenant's replica, certain or possible, or None. Blocks.
 
-        ``identifier`` is None where an earlier purge has forgotten it.
+        ``identifier`` is None if an earlier purge has removed it.
         """
         ...
 
@@ -183,7 +184,7 @@ class Purger:
         rest = f"rows or files of {', '.join(left)} remain" if left else "no rows or files remain"
         raise UnknownTenantError(
             f"there is no tenant {key!r}; {rest} from earlier purges; if one was interrupted, "
-            "'tenant purge' without a name ends it"
+            "'tenant purge' without a name finishes it"
         )
 
     async def purge(
@@ -201,7 +202,7 @@ class Purger:
             candidate: one of :meth:`candidates`, or of :meth:`candidate`.
             actor: the person or program, for the audit trail.
             reason: the reason in one line.
-            forget_audit: remove the tenant's earlier audit rows too; the row of the purge stays.
+            forget_audit: also remove the tenant's earlier audit rows; the row of the purge stays.
             now: purge even within the retention, for example on a person's request. All earlier
                 audit rows are then removed, and the purge's row names the tenant only by id.
 
@@ -223,7 +224,7 @@ class Purger:
         # Deliveries first: as long as the tenant's row exists, an interrupted purge is found by it.
         deliveries = await self._inbox.erase(candidate.tenant_id)
         if tenant is not None:
-            # On a person's demand the trail goes too: its rows name the tenant.
+            # On a person's request the trail is removed as well: its rows name the tenant.
             purged = await self._store.purge(tenant, row, forget_audit=forget_audit or now)
             outbox, audit = purged.outbox, purged.audit
         freed, unreached = await self._remove_files(candidate.tenant_id, identifier)
@@ -373,7 +374,8 @@ class Purger:
                 return found
 
     async def _left_behind(self, *, orphans: bool = False) -> list[PurgeCandidate]:
-        """Return the remaining data of purged tenants; with ``orphans`` of unknown ones, too."""
+        """Return the remaining data of purged tenants; with ``orphans``, also of unknown
+        tenants."""
         ids = set(await run_in_thread(_tenant_ids, self._directory))
         ids.update(await self._inbox.unowned())
         replicated: set[str] = set()
@@ -402,7 +404,7 @@ class Purger:
 def _tenant_ids(directory: Path) -> list[str]:
     """Return the ids of tenants with a database, or parts of one, in ``directory``."""
     try:
-        # Side files and those of the replicator carry the database's name, with more behind it.
+        # The names of side files and of the replicator's files begin with the database's name.
         names = {entry.name.partition(".db")[0] for entry in directory.iterdir()}
     except FileNotFoundError:
         return []
@@ -415,7 +417,7 @@ def _tenant_ids(directory: Path) -> list[str]:
 
 
 def _named_after(directory: Path, tenant_id: str) -> list[Path]:
-    """Return the tenant's database and the files next to it that carry its name."""
+    """Return the tenant's database and the files beside it whose names begin with its name."""
     try:
         return sorted(entry for entry in directory.iterdir() if tenant_id in entry.name)
     except FileNotFoundError:
@@ -444,8 +446,8 @@ def _remove(database: Path, files: Sequence[Path]) -> int:
                 path.unlink(missing_ok=True)
     except OSError as error:
         raise StoreUnavailableError(
-            f"{error.filename} cannot be removed ({error.strerror}); the tenant's rows are gone "
-            "already: make the directory writable and run the purge again"
+            f"{error.filename} cannot be removed ({error.strerror}); the tenant's rows have "
+            "already been removed: make the directory writable and run the purge again"
         ) from error
     return freed
 

@@ -52,11 +52,11 @@ from .status import (
     decide,
 )
 
-#: Cached results of queries, including "there is none": two for each of 8000 tenants, some ten
+#: Cached results of queries, including "there is none": two for each of 8000 tenants, about ten
 #: megabytes.
 CAPACITY: Final = 16_384
 
-#: The answer to a question: a tenant, the id of one that was purged, or None.
+#: The result of a query: a tenant, the id of a purged tenant, or None.
 Answer = Tenant | str | None
 
 _log = get_logger("tenants")
@@ -72,7 +72,7 @@ PAGE = 500
 
 
 class TenantChanges(TypedDict, total=False):
-    """New values of a tenant's fields; a field that is not named is unchanged."""
+    """New values of a tenant's fields; a field that is not given is unchanged."""
 
     name: str
     organization_id: str | None
@@ -115,7 +115,7 @@ def differing_fields(before: Tenant, after: Tenant) -> tuple[str, ...]:
 
 
 def in_status(tenant: Tenant, status: TenantStatus, now: float) -> Tenant:
-    """Return the tenant's next version, in another status since ``now``."""
+    """Return the tenant's next version, whose status changed at ``now``."""
     return attrs.evolve(
         tenant,
         status=status,
@@ -208,7 +208,7 @@ class TenantCache:
             return
         if isinstance(answer, Tenant):
             known = self._known.get(own := f"id {answer.id}")
-            # One record serves both keys, so two answers a tenant do not take twice the memory.
+            # One record serves both keys, so two results per tenant do not need twice the memory.
             answer = known if known == answer else answer
             self._known[own] = answer
         self._known[key] = answer
@@ -244,8 +244,7 @@ class TenantService:
     ) -> None:
         self._policy = StatusPolicy.of(settings)
         multi_tenant = settings.multi_tenant
-        # Written with each transition: it tells the first daemon with notifications where to start
-        # (ADR 13).
+        # Written with each transition: the first daemon with notifications starts there (ADR 13).
         self._announced = multi_tenant.enabled and multi_tenant.notifications.enabled
         self._store = store
         self._clock = clock
@@ -286,7 +285,7 @@ class TenantService:
 
         Raises:
             InvalidTenantError: a value cannot be accepted; nothing was changed.
-            TenantExistsError: identifier or organization are another tenant's.
+            TenantExistsError: another tenant has the identifier or the organization.
         """
         now = self._clock()
         blank = Tenant(
@@ -337,7 +336,7 @@ class TenantService:
 
         Raises:
             InvalidTenantError: a value cannot be accepted; nothing was changed.
-            TenantExistsError: the organization is another tenant's.
+            TenantExistsError: another tenant has the organization.
             TenantError: as for the transitions.
         """
         with self._attempt() as attempt:
@@ -480,8 +479,8 @@ class TenantService:
             await trio.lowlevel.checkpoint()
             return
         if left_out:
-            told = f"{audit.details} ({left_out} more since the row before)"
-            audit = attrs.evolve(audit, details=told)
+            details = f"{audit.details} ({left_out} more since the previous row)"
+            audit = attrs.evolve(audit, details=details)
         try:
             await self._store.note(audit)
         except StoreUnavailableError as error:
@@ -541,7 +540,7 @@ class TenantService:
         """Return a tenant's current record by its id, its identifier, or an earlier record.
 
         Raises:
-            UnknownTenantError: there is none.
+            UnknownTenantError: there is no such tenant.
         """
         key = tenant.id if isinstance(tenant, Tenant) else tenant
         # A new identifier that has the form of an id is refused, so one text never means two
@@ -675,7 +674,8 @@ class TenantService:
         return self._subscribers.subscribe(self._store, after)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Poll for changes by other processes until cancelled; each is seen in half a second."""
+        """Poll for changes by other processes until cancelled; each is noticed within half a
+        second."""
         task_status.started()
         # The first poll announces as well: a change after the store was opened must not be missed.
         seen: int | None = None

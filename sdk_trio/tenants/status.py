@@ -1,4 +1,4 @@
-"""The status of a tenant: its transitions, when it can be suspended, and who changes it. Pure."""
+"""The status of a tenant: its transitions, their conditions, and their actor. Pure."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -115,7 +115,7 @@ def decide(
 
     Raises:
         IllegalTransitionError: the status does not allow it.
-        SuspensionRefusedError: the email is not verified, and nothing relaxes that rule.
+        SuspensionRefusedError: the email is not verified, and no setting relaxes that rule.
     """
     target = TARGETS[transition]
     # A repeated transition is not an error: people press a button twice.
@@ -219,7 +219,7 @@ class TenantStatusService(Protocol):
         audit row names the setting.
 
         Raises:
-            SuspensionRefusedError: the email is not verified, and nothing relaxes the rule.
+            SuspensionRefusedError: the email is not verified, and no setting relaxes the rule.
         """
         ...
 

@@ -35,8 +35,8 @@ ClientFactory = Callable[[Settings], AbstractAsyncContextManager[Any]]
 #: so that its connections are used again.
 IDLE_SECONDS = 120.0
 
-#: The most clients that stay open, which bounds their connections. Clients in use are never closed,
-#: so there may be more at times.
+#: The maximum number of clients that stay open, which limits their connections. Clients in use are
+#: never closed, so there may be more at times.
 MAX_OPEN = 64
 
 # Tenants without a token of their own share one client with the host's.
@@ -64,7 +64,8 @@ class ClientPool:
         credentials: reads tenants' tokens.
         factory: creates a client; None: clients of tenants are unavailable.
         idle_seconds: how long an unused client stays open.
-        max_open: how many clients stay open; clients in use are kept even above this number.
+        max_open: the maximum number of clients that stay open; clients in use are kept even above
+            it.
     """
 
     def __init__(
@@ -92,7 +93,8 @@ class ClientPool:
         return len(self._entries)
 
     def prepare_reload(self, settings: Settings) -> Callable[[], None]:
-        """Check ``settings`` and return a function that applies them, each client keeps its token.
+        """Check ``settings`` and return a function that applies them, while each client keeps its
+        token.
 
         Open clients with their own ``prepare_reload`` are changed in place. Others are replaced at
         the next use, if any client setting has changed.
@@ -127,7 +129,7 @@ class ClientPool:
 
         Raises:
             TenantCredentialsError: there is no token.
-            NotRunningError: :meth:`run` does not run.
+            NotRunningError: :meth:`run` is not running.
         """
         entry = await self._enter(tenant)
         try:
@@ -141,8 +143,8 @@ class ClientPool:
         token = token or self._settings.access_token
         if token is None or not token.reveal():
             raise TenantCredentialsError(
-                f"the tenant {tenant.identifier!r} has no access token: name one for it, or set "
-                "Sdk:AccessToken"
+                f"the tenant {tenant.identifier!r} has no access token: configure one for it, or "
+                "set Sdk:AccessToken"
             )
         # Opening a client waits. Without the lock two blocks would open one each, and the first
         # would be lost.
@@ -194,7 +196,12 @@ class ClientPool:
         if self._factory is None:
             await trio.lowlevel.checkpoint()
             raise NotInThisVersionError(
-                [Problem("Sdk:MultiTenant", "client_for needs the client, which is not there")]
+                [
+                    Problem(
+                        "Sdk:MultiTenant",
+                        "client_for needs the client, and this receiver has none",
+                    )
+                ]
             )
         started = False
         try:
@@ -319,7 +326,7 @@ class TenantRuntime:
 
         Raises:
             TenantNotActiveError: the tenant is suspended, deactivated or deleted.
-            UnknownTenantError: there is none.
+            UnknownTenantError: there is no such tenant.
         """
         active = await self.service.require_active(tenant)
 

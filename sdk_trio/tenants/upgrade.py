@@ -63,8 +63,8 @@ LOCK_NAME = "upgrade.lock"
 
 KEY = "Sdk:MultiTenant:SingleTenantUpgrade"
 
-#: The most organizations collected from deliveries. Two are enough to know that the tenant cannot
-#: get one; the others show the operator whose deliveries they are.
+#: The maximum number of organizations collected from deliveries. Two are enough to know that the
+#: tenant cannot get one; the others show the operator whose deliveries they are.
 MOST_ORGANIZATIONS = 10
 
 _STEP_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -101,7 +101,7 @@ class UpgradeStep(Protocol):
         ...
 
     async def run_batch(self, tenant: Tenant, position: str | None) -> StepBatch:
-        """Do the next batch, from ``position`` on; None is the beginning.
+        """Do the next batch, from ``position`` on; None at the start.
 
         The position is stored after the batch, so after a kill in between the same batch runs once
         more. It must then change nothing, as with ``WHERE tenant_id IS NULL``.
@@ -140,7 +140,7 @@ class Quiescence:
 
     @property
     def reason(self) -> str | None:
-        """Return why the host is quiet; None while it is not."""
+        """Return why the host is idle; None while it is not."""
         return self._reason
 
     @property
@@ -152,7 +152,7 @@ class Quiescence:
         )
 
     def signal(self, reason: str) -> None:
-        """Declare that the host is quiet from now on; ``reason`` goes into the log."""
+        """Declare that the host is idle from now on; ``reason`` is logged."""
         self._reason = reason
 
     def withdraw(self) -> None:
@@ -479,7 +479,7 @@ class SqliteTenantIds:
         batch_rows: rows per transaction; 1 or more.
 
     No other copy of SQLite (the standard library's ``sqlite3``) may have the file open in this
-    process. Cancelled, a batch is finished first.
+    process. On cancellation, the current batch is finished first.
     """
 
     def __init__(
@@ -491,7 +491,7 @@ class SqliteTenantIds:
         batch_rows: int = BATCH_ROWS,
     ) -> None:
         # The marker keeps it, so it must be the same at every start: the directory may be mounted
-        # elsewhere then, and is left out.
+        # elsewhere then, and is omitted.
         self.name: str = f"{Path(file).stem}.{table}.{column}"
         self._file = Path(file)
         self._table = _quoted(table)
@@ -633,7 +633,7 @@ class DefaultTenantFinder:
         """Return the tenant of the marker.
 
         Raises:
-            DefaultTenantError: it was purged.
+            DefaultTenantError: the tenant was purged.
         """
         found = await self._store.get(tenant_id)
         if found is None:
@@ -647,7 +647,7 @@ class DefaultTenantFinder:
         """Give the tenant, which has none, its organization.
 
         Raises:
-            TenantExistsError: the organization is another tenant's.
+            TenantExistsError: another tenant has the organization.
             TenantConflictError: someone else has changed the tenant; the step can be repeated.
             InvalidTenantError: it cannot be an organization's id.
         """

@@ -1,4 +1,4 @@
-"""The run of the upgrade from a single tenant; ``upgrade.py`` has its steps and their order."""
+"""Run the upgrade from a single tenant; ``upgrade.py`` has its steps and their order."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -62,10 +62,12 @@ T = TypeVar("T")
 
 _log = get_logger("tenants")
 
-#: Deliveries that get their tenant in one transaction: some milliseconds of the store's writer.
+#: The number of deliveries that get their tenant in one transaction: some milliseconds of the
+#: store's writer.
 BATCH_DELIVERIES = 1000
 
-#: Bodies that are read at once to find their organizations: 64 of the largest are 64 MiB.
+#: The number of bodies that are read at once to find their organizations: 64 of the largest are 64
+#: MiB.
 BATCH_BODIES = 64
 
 #: The number of these batches after which the position is stored.
@@ -198,7 +200,7 @@ class Upgrader:
                 run.waits = True
                 await trio.sleep(term.ASK_SECONDS)
         finally:
-            # Also when it waited: it may be cancelled after the store has given it the lease.
+            # Also if it waited: it may be cancelled after the store has granted it the lease.
             with trio.move_on_after(term.LET_GO_SECONDS, shield=True):
                 await term.ask(store, seconds=0.0)
 
@@ -264,7 +266,7 @@ class Upgrader:
         return UpgradePlan(state=state, tenant=await self._finder.describe(chosen), steps=steps)
 
     def _choose(self, marker: UpgradeMarker | None) -> NewTenant | HostTenant | None:
-        """Return how the tenant is resolved; None where it has been resolved already."""
+        """Return how the tenant is resolved; None if it has already been resolved."""
         if marker is not None and marker.tenant_id and marker.state is UpgradeState.DONE:
             return None
         return upgrade.choose_tenant(self._options, self._host.resolver)
@@ -398,8 +400,8 @@ class Upgrader:
             source = self._source()
             if source is None:
                 raise SourceDatabaseError(
-                    f"the copy {self._partial} is gone, and so is the single-tenant database; "
-                    "put it back, or start the host on whose disk it is"
+                    f"the copy {self._partial} and the single-tenant database are missing; "
+                    "restore the database, or start the host that has it"
                 )
             run.done[DATABASE] = await self._copy(source)
         await self._in_thread(install, self._partial, target)
@@ -470,7 +472,7 @@ class Upgrader:
             return None
         bodies = await self._store.upgrade.bodies(tenant_id, after=found.after, limit=BATCH_BODIES)
         for body in bodies:
-            # A body that the fast reading refuses is passed over; other deliveries of the same
+            # A body that the fast reader refuses is skipped; other deliveries of the same
             # organization will name it.
             envelope = plain_envelope(body.raw)
             named = None if envelope is None else organization_of(body.type, envelope.data_raw)
@@ -496,8 +498,8 @@ class Upgrader:
                 batch = await step.run_batch(tenant, marker.position)
             if not isinstance(batch, StepBatch):
                 raise UpgradeError(
-                    f"the upgrade step {step.name!r} returned {type(batch).__name__} for a batch, "
-                    "and a StepBatch is needed; the position is kept"
+                    f"the upgrade step {step.name!r} returned {type(batch).__name__} instead of a "
+                    "StepBatch; the position is kept"
                 )
             # A host's step that does not advance would run forever.
             if not batch.last and batch.position == marker.position:
@@ -589,7 +591,7 @@ class Upgrader:
     def _require_quiet(self) -> None:
         if self._options.require_graceful_quiescence and self._quiescence.reason is None:
             raise NotQuiescentError(
-                "the upgrade needs a quiet host, and this one has not signalled quiescence: "
+                "the upgrade needs an idle host, and this host has not signalled quiescence: "
                 f"{self._quiescence.remedy}, run 'sdk-trio upgrade' while the host is stopped, or "
                 f"set {KEY}:RequireGracefulQuiescence to false; the position is kept"
             )
@@ -618,7 +620,8 @@ class Upgrader:
         return UpgradeTimedOutError(
             f"the upgrade did not finish within {KEY}:MaxRunDuration "
             f"({self._options.max_run_duration}); it is at {run.described}. Start again to "
-            "on from there, with a longer MaxRunDuration if it stopped while copying the database"
+            "continue from there, with a longer MaxRunDuration if it stopped while copying the "
+            "database"
         )
 
 
@@ -646,7 +649,7 @@ class _Run:
 
 
 def _done_before(names: Sequence[str], marker: UpgradeMarker | None) -> UpgradeResult | None:
-    """Return the result of an upgrade that was finished by an earlier run; None: work is left."""
+    """Return the result of an upgrade that an earlier run finished; None if steps remain."""
     if marker is None or marker.state is not UpgradeState.DONE:
         return None
     if upgrade.remaining_steps(names, marker):

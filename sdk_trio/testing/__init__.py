@@ -1,4 +1,4 @@
-"""A kit for your own tests: signed deliveries, a runtime to send them to, an upstream to call.
+"""A kit for your own tests: signed deliveries, a runtime that receives them, a mock upstream.
 
 With pytest and pytest-trio the fixtures ``sdk_app``, ``deliver`` and ``sdk_upstream`` need no
 import::

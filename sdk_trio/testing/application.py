@@ -31,7 +31,7 @@ from .signing import sign_delivery
 SETTLE_SECONDS = 10.0
 
 #: The wait before a retry is random between 0 and these seconds, the largest value of the setting.
-#: So a test meets practically no retry that it has not requested: 1 in 86 400 occurs within a
+#: So a test practically never sees a retry that it has not requested: 1 in 86 400 occurs within a
 #: second.
 RETRY_SECONDS = 86_400.0
 
@@ -172,7 +172,7 @@ def settings_for_tests(overrides: Mapping[str, Any] | None = None) -> Settings:
             "Admin:Enabled": False,
             "Storage:Backend": "Memory",
             "Webhooks:RequireHttps": False,
-            # A handler that hangs should fail its test soon.
+            # A handler that hangs must fail its test soon.
             "Webhooks:GracefulDrainTimeoutSeconds": 2,
             "Webhooks:Secret": Secret(new_secret(secrets.token_bytes(32)), made_for_tests=True),
             **retries,
@@ -191,7 +191,7 @@ class AppUnderTest:
 
     @property
     def settings(self) -> Settings:
-        """The settings in force, after a reload the new ones."""
+        """The settings in force; after a reload, the new settings."""
         return self.runtime.settings
 
     @property

@@ -1,4 +1,4 @@
-"""The verification of notification webhooks, for their receivers and for the receivers' tests."""
+"""Verify notification webhooks, for their receivers and for the receivers' tests."""
 
 import hmac
 import json

@@ -82,7 +82,7 @@ def sdk_handlers() -> "HandlerRegistry":
 
 @pytest.fixture
 def sdk_settings() -> "Settings":
-    """Return the settings of ``sdk_app``; override it for others."""
+    """Return the settings of ``sdk_app``; override the fixture to change them."""
     from . import settings_for_tests
 
     return settings_for_tests()

@@ -2,8 +2,8 @@
 
 A delivery passes ``endpoint`` (screen), ``body``, ``verify`` and again ``endpoint`` (route and
 answer). ``run`` runs it: inline before the sender is answered, or from a worker of ``queue`` after
-it was committed to the inbox. ``outcomes`` decides what a failed run leads to. ``receiver`` is what
-lives around them: it opens the store, starts and drains.
+it was committed to the inbox. ``outcomes`` decides what follows a failed run. ``receiver`` contains
+them: it opens the store, starts and drains them.
 """
 
 from typing import TYPE_CHECKING

@@ -32,9 +32,9 @@ class Answer(NamedTuple):
 
 
 class RequestRefusal(msgspec.Struct, frozen=True):
-    """The answer to a request that goes no further; cause and fields are for the log.
+    """The answer to a request that is refused; cause and fields are for the log.
 
-    One with the answer of a failed verification is logged and counted as such.
+    A refusal with the answer of a failed verification is logged and counted as such.
     """
 
     cause: str
@@ -43,7 +43,7 @@ class RequestRefusal(msgspec.Struct, frozen=True):
 
     @property
     def is_rejection(self) -> bool:
-        """Whether its answer is that of a failed verification."""
+        """Whether it has the answer of a failed verification."""
         return self.answer is INVALID
 
     @property
@@ -53,8 +53,8 @@ class RequestRefusal(msgspec.Struct, frozen=True):
 
 
 OK = Answer.of(200, b"{}")
-#: One answer for every verification failure: a forger who could tell an unknown id from a wrong
-#: signature or a stale timestamp would know what to try next.
+#: One answer for every verification failure: a forger who could distinguish an unknown id, a wrong
+#: signature and a stale timestamp would know what to try next.
 INVALID = Answer.of(400, b'{"error":"invalid webhook"}')
 SOURCE_REFUSED = Answer.of(403, b'{"error":"source address not allowed"}')
 NOT_FOUND = Answer.of(404, b'{"error":"not found"}')
@@ -66,8 +66,8 @@ HANDLER_FAILED = Answer.of(500, b'{"error":"webhook handler failed"}')
 
 
 def _retry_after(seconds: float) -> tuple[bytes, bytes]:
-    # Retry-After holds whole seconds (RFC 9110, 10.2.3). Rounded down, it would have an obedient
-    # sender come too early, and 0 would have it come at once.
+    # Retry-After holds whole seconds (RFC 9110, 10.2.3). Rounded down, a sender that obeys would
+    # retry too early, and with 0 at once.
     return (b"retry-after", str(max(1, ceil(seconds))).encode())
 
 
@@ -77,5 +77,5 @@ def rate_limited(seconds: float) -> Answer:
 
 
 def unavailable(seconds: float) -> Answer:
-    """Build the 503 answer: nothing was kept; deliver again in ``seconds``."""
+    """Build the 503 answer: nothing was stored; deliver again in ``seconds``."""
     return Answer.of(503, b'{"error":"temporarily unavailable"}', _retry_after(seconds))

@@ -19,8 +19,8 @@ LARGE_BYTES: Final = 256 * 1024
 class VerifiedDelivery(msgspec.Struct, frozen=True, gc=False):
     """A verified and decoded delivery that a handler will get.
 
-    ``earlier_attempts`` counts the runs that it had before it was replayed, ``generation`` how
-    often it was put back after it had been done.
+    ``earlier_attempts`` counts the runs that it had before it was replayed, ``generation`` its
+    replays after it was done.
     """
 
     delivery: NewDelivery
@@ -30,17 +30,17 @@ class VerifiedDelivery(msgspec.Struct, frozen=True, gc=False):
 
 
 def resumed(arrival: VerifiedDelivery, admitted: Admitted) -> VerifiedDelivery:
-    """Return the delivery with the runs that it had before the inbox put it back."""
+    """Return the delivery with the runs that it had before it was replayed."""
     return replace(arrival, earlier_attempts=admitted.earlier, generation=admitted.generation)
 
 
 async def decode_in_full(body: bytes) -> Envelope:
     """Return the envelope of a verified body that :func:`plain_envelope` did not decode.
 
-    Cancelled, it waits for the thread, if there is one, which ends within a second.
+    Cancellation waits for the thread, if there is one; it ends within a second.
 
     Raises:
-        DeliveryDecodingError: the body is no event.
+        DeliveryDecodingError: the body is not an event.
     """
     if len(body) <= LARGE_BYTES:
         await trio.lowlevel.checkpoint()
@@ -49,10 +49,10 @@ async def decode_in_full(body: bytes) -> Envelope:
 
 
 async def arrival_of(record: DeliveryRecord) -> VerifiedDelivery:
-    """Rebuild the arrival of a delivery that the inbox kept.
+    """Rebuild the arrival of a stored delivery.
 
     Raises:
-        DeliveryDecodingError: the body is no event. A receiver stores none of these, so the store
+        DeliveryDecodingError: the body is not an event. A receiver stores only events, so the store
             is damaged.
     """
     raw = record.raw or b""

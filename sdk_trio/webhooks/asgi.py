@@ -11,7 +11,7 @@ from .answers import Answer
 class AsgiRequest:
     """One ASGI ``http`` request; see :class:`~sdk_trio.base.http.DirectRequest`.
 
-    Its server says neither which requests have the same head nor keeps a deadline for them.
+    Its server neither reports which requests have the same head nor keeps a deadline for them.
     """
 
     template = None
@@ -25,7 +25,7 @@ class AsgiRequest:
         self.client: tuple[str, int] | None = scope.get("client")
         self.server: tuple[str, int] | None = scope.get("server")
         self.version: str = scope.get("http_version", "1.1")
-        #: Whether nothing more will be received but ``http.disconnect``.
+        #: Whether only ``http.disconnect`` will still be received.
         self.has_ended = False
         self._receive = receive
 
@@ -43,9 +43,8 @@ class AsgiRequest:
 async def serve(app: DirectApp, scope: Scope, receive: Receive, send: Send) -> None:
     """Have ``app`` respond to one ASGI ``http`` request, and send its answer.
 
-    Where the body was not received to its end, the rest of it is received and thrown away
-    meanwhile: a server that has to hand it over first could neither finish nor close the
-    connection.
+    If the body was not received completely, its rest is received and discarded meanwhile: otherwise
+    a server that must pass it on first could neither finish nor close the connection.
     """
     request = AsgiRequest(scope, receive)
     answer = await app.respond(request)

@@ -9,8 +9,8 @@ import trio
 from . import answers
 from .answers import Answer, RequestRefusal
 
-#: The seconds that a sender may take for its body. The upstream gives up on a delivery after 10
-#: seconds itself; only a client that wants to hold a connection takes longer.
+#: Seconds that a sender may take for its body. The upstream gives up on a delivery after 10
+#: seconds; only a client that wants to occupy a connection takes longer.
 BODY_SECONDS: Final = 10.0
 
 #: Pieces below this size are copied into one buffer: as separate objects, small ones take ten times
@@ -26,7 +26,7 @@ CROWDED_RETRY_SECONDS: Final = 5.0
 
 
 class _Pieces:
-    """The arrived pieces of one body; they take little more memory than the body."""
+    """The received pieces of one body; they need little more memory than the body."""
 
     def __init__(self) -> None:
         self._done: list[bytes] = []
@@ -63,15 +63,15 @@ class _InFlight(msgspec.Struct, eq=False):
 
 
 class Bodies:
-    """Reads bodies, and bounds the memory of those that have not arrived whole.
+    """Reads bodies, and limits the memory of incomplete ones.
 
-    When their bytes exceed ``together``, the largest body is refused, not the newest. Otherwise 64
+    When their total exceeds ``together``, the largest body is refused, not the newest. Otherwise 64
     connections with unfinished bodies would cause every delivery that arrives in two parts to be
     refused.
 
     Args:
-        largest: the most bytes of one body.
-        together: the most bytes of all that are in flight.
+        largest: the maximum size of one body, in bytes.
+        together: the maximum size of all incomplete bodies, in bytes.
     """
 
     def __init__(self, *, largest: int, together: int) -> None:
@@ -85,7 +85,7 @@ class Bodies:
     async def read(self, receive: Callable[[], Awaitable[Any]]) -> bytes | RequestRefusal | None:
         """Return the body; the refusal, if it was not read; or None if the sender has left.
 
-        Cancelled, it forgets the bytes received so far.
+        Cancellation discards the bytes received so far.
         """
         with trio.move_on_after(BODY_SECONDS) as scope:
             body = _InFlight(scope)

@@ -19,7 +19,7 @@ class Claimer:
     """Claims events for the queue of this process, and holds their leases.
 
     Args:
-        runner: has the held leases, and decides about events that ended the process.
+        runner: knows the held leases, and decides about events that ended the process.
         inbox: the open store.
         clock: returns Unix seconds.
     """
@@ -32,14 +32,14 @@ class Claimer:
     async def claim_due(self, *, limit: int, overdue: bool) -> tuple[Due, dict[str, HeldLease]]:
         """Claim at most ``limit`` due events; return them with the leases held, by key.
 
-        An event without a held lease has a run in this process already. ``overdue``: also claim
-        events whose lease expired by a clock that was set.
+        An event without a held lease already runs in this process. ``overdue``: also claim events
+        whose lease expired by a clock that was set.
 
-        A cancellation waits for the store, for ``storage.commit.ANSWER_SECONDS`` at most: a claim
-        that is given up in the middle leaves leases behind until the next renewal.
+        Cancellation waits for the store, at most ``storage.commit.ANSWER_SECONDS``: an abandoned
+        claim leaves leases behind until the next renewal.
 
         Raises:
-            StoreUnavailableError: the store cannot be asked.
+            StoreUnavailableError: the store does not answer.
         """
         async with self._runner.leases.lock:
             with trio.CancelScope(shield=True):
@@ -67,7 +67,8 @@ class Claimer:
         """Return a claimed event ready to run; None if it was dead-lettered instead.
 
         An event is dead-lettered if it ended the process too often, or if its body cannot be
-        decoded, which happens only in a damaged store: fetched again, it would fail for ever.
+        decoded. The latter happens only in a damaged store, and such an event would fail at every
+        fetch.
 
         Raises:
             StoreUnavailableError: the dead letter cannot be recorded.

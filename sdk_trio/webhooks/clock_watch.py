@@ -1,7 +1,7 @@
-"""Steps of the wall clock: leases and due times are corrected when somebody sets it.
+"""Steps of the wall clock: correct leases and due times when the clock is set.
 
-Due times are times of the wall clock. If it is set back by an hour, every retry would otherwise
-come an hour late.
+Due times are on the wall clock. If the clock is set back by an hour, every retry would otherwise be
+an hour late.
 """
 
 from collections.abc import Awaitable, Callable
@@ -27,7 +27,7 @@ COMPARE_SECONDS = 20.0
 
 
 class ClockWatch:
-    """Detects that the wall clock was set, and has leases and due times corrected.
+    """Detects that the wall clock was set, and corrects leases and due times.
 
     Args:
         inbox: the open store.
@@ -48,7 +48,7 @@ class ClockWatch:
         self._clock = clock
         self._renew = renew
         self._wake = wake
-        # The seconds that the wall clock is ahead of the monotonic one; None before the start.
+        # Seconds by which the wall clock is ahead of the monotonic clock; None before the start.
         self._offset: float | None = None
         self._stepped_at = -inf
         self._is_corrected = True
@@ -68,7 +68,7 @@ class ClockWatch:
         return trio.current_time() - self._stepped_at
 
     async def run(self) -> None:
-        """Compare the clocks until it is cancelled, and correct the store after a step."""
+        """Compare the clocks until cancelled, and correct the store after a step."""
         self.check()
         compare_at = trio.current_time()
         while True:
@@ -98,7 +98,7 @@ class ClockWatch:
         try:
             difference = await self._inbox.clock_offset()
         except StoreUnavailableError:
-            await trio.lowlevel.checkpoint()  # others report that
+            await trio.lowlevel.checkpoint()  # other parts report that
             return
         if difference is None or abs(difference - self._logged_difference) < STEP_SECONDS:
             return
@@ -109,6 +109,8 @@ class ClockWatch:
             _log.warning(
                 "runtime.clock_differs",
                 seconds=round(difference, 3),
-                hint="this host's clock is ahead of the database's by so much (below 0: behind); "
-                "synchronize both (chrony, systemd-timesyncd)",
+                hint=(
+                    "this host's clock is ahead of the database's by this many seconds (below 0: "
+                    "behind); synchronize both (chrony, systemd-timesyncd)"
+                ),
             )

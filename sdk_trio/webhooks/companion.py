@@ -20,7 +20,7 @@ class Part(Protocol):
         ...
 
 
-async def keep(  # noqa: ASYNC128 - the part calls task_status.started()
+async def supervise(  # noqa: ASYNC128 - the part calls task_status.started()
     name: str,
     part: Part,
     *,

@@ -42,8 +42,8 @@ CAUSES: Final = (
     *("no_answer", "not_implemented", "no_slot", "http_version"),
 )
 
-#: Upper ends, in seconds, of the histogram of handlers' time: from a lookup in memory to work
-#: that only an enqueued handler has time for.
+#: Upper ends, in seconds, of the histogram of handlers' time: from a lookup in memory to work for
+#: which only an enqueued handler has time.
 HANDLER_SECONDS: Final = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 #: The label of every event type that is not in the catalogue: senders choose types, and each would

@@ -1,8 +1,8 @@
-"""Handlers that end their event themselves, together with the effects that they apply.
+"""Let handlers end their event themselves, together with the effects that they apply.
 
-``services.finish`` does so in the middle of a handler; a handler that was registered with
-``transaction=True`` does nothing else. The rest of the handler cannot change the outcome: the event
-is done.
+``services.finish`` does that in the middle of a handler; a handler registered with
+``transaction=True`` consists only of that. The rest of the handler cannot change the outcome: the
+event is done.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Conclusions:
-    """Ends events for their handlers, and knows which ones.
+    """Ends events on behalf of their handlers, and records which ones.
 
     Args:
         inbox: the open store.
@@ -57,7 +57,7 @@ class Conclusions:
                 f"the event {key} is not being handled: its handler calls finish before it returns"
             )
         if key in self._begun:
-            raise EffectError(f"the event {key} was finished before: call finish once")
+            raise EffectError(f"the event {key} is already finished: call finish once")
         self._begun.add(key)
         try:
             value = await self._inbox.conclude(
@@ -70,7 +70,7 @@ class Conclusions:
         return value
 
     def is_concluding(self, key: str) -> bool:
-        """Say whether the effects of an event are being written now."""
+        """Return whether the effects of an event are being written now."""
         return key in self._begun and key not in self.ended
 
     def forget(self, key: str) -> bool:

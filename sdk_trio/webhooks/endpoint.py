@@ -1,7 +1,7 @@
 """The endpoint: one request from its head to its answer.
 
 The path of a delivery: screen, read the body, verify, route, and then the inline run (``run``) or
-the queue (``queue``), which give the answer. docs/explanation/delivery.md draws it.
+the queue (``queue``), which give the answer. docs/explanation/delivery.md shows it.
 """
 
 from collections.abc import Callable, Hashable
@@ -38,9 +38,9 @@ UNAVAILABLE_RETRY_SECONDS = 5.0
 
 
 _HINTS = {
-    "draining": "the receiver is stopping; senders deliver again",
+    "draining": "the receiver is stopping; senders will deliver again",
     "not_running": "nothing has started the receiver, or it has ended: servers pass no lifespan to "
-    "a mounted application, so give lifespan=receiver.lifespan to the one around it",
+    "a mounted application, so pass lifespan=receiver.lifespan to the application that mounts it",
 }
 
 #: The settings that :meth:`Endpoint.prepare` can change while requests are served.
@@ -75,7 +75,7 @@ class Rules(msgspec.Struct, frozen=True, eq=False):
         secrets = options.all_secrets
         return cls(
             secrets=secrets,
-            # With tenants the host may have no secret of its own: each tenant has one then.
+            # With tenants the host may have no secret: then each tenant has its own.
             keyring=Keyring(())
             if settings.multi_tenant.enabled and not secrets
             else Keyring.from_secrets(secrets, options.key_derivation),
@@ -162,7 +162,7 @@ class Endpoint:
     async def respond(self, request: DirectRequest) -> Answer | None:
         """Return the answer to one request; None if its sender has left.
 
-        Cancelled while the handler runs, it releases the delivery.
+        Cancellation while the handler runs releases the delivery.
         """
         screen = self._rules.screen
         screened = screen.screen(request)
@@ -186,8 +186,8 @@ class Endpoint:
     def source_of(self, host: str | None) -> Hashable:
         """Return the key by which connections from ``host`` are counted; None for no limit.
 
-        Trusted proxies have no limit, because all senders use them; nor has a unix socket, whose
-        peers have no addresses.
+        Trusted proxies have no limit, because all senders use them; unix sockets have no limit
+        either, because their peers have no addresses.
         """
         if not host or self._rules.screen.proxies.trusts(host):
             return None
@@ -232,8 +232,8 @@ class Endpoint:
             await trio.lowlevel.checkpoint()
             answer = answers.unavailable(UNAVAILABLE_RETRY_SECONDS)
         if answer.status != answers.OK.status:
-            # The cause is logged where it arose. This log line notes that the sender was asked to
-            # deliver again.
+            # The cause was already logged where it occurred. This log line records that the sender
+            # was asked to deliver again.
             cause = "handler" if answer.status == answers.HANDLER_FAILED.status else "later"
             self._note(RequestRefusal(cause, answer), request.headers, screened, body)
         return answer
@@ -241,9 +241,9 @@ class Endpoint:
     async def _route(self, arrival: VerifiedDelivery, expiry: Expiry | None) -> Answer:
         """Run, enqueue or park a verified delivery, and return the answer for its sender.
 
-        Handler and tenant are looked up here, and an inline run uses both. Cancelled during an
-        inline run, the delivery is released and the attempt does not count; a commit to the inbox
-        is not undone.
+        Handler and tenant are looked up here, and an inline run uses both. Cancellation during an
+        inline run releases the delivery, and the attempt does not count; a commit to the inbox is
+        not undone.
         """
         if self.paths is None or self.draining:
             self._counters.count("refused")

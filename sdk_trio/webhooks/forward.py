@@ -1,4 +1,5 @@
-"""Forwarding: handlers that post events to applications, at the rate that these can take.
+"""Forwarding: handlers that post events to applications, at a rate that the applications can
+handle.
 
 Each route is one handler. An event is *postponed* while its route is paused, its breaker is open,
 an answer has asked to wait, or too many of its posts are in progress. It then waits in the store,
@@ -75,7 +76,7 @@ POLL_SECONDS = 1.0
 #: The seconds until an event of a paused route is tried again, at the earliest.
 PAUSED_SECONDS = 2.0
 
-#: The seconds until an event is tried again that found no free post slot of its route.
+#: Seconds until an event that found no free post slot of its route is tried again.
 CROWDED_SECONDS = 0.1
 
 #: The breaker of a route. An application restarts in seconds, and one probe every ten seconds costs
@@ -100,7 +101,7 @@ class ForwardHandler(WebhookHandlerBase[Any]):
 
     Args:
         route: the route.
-        secrets: the secrets that each event is signed with.
+        secrets: the secrets that sign each event.
         settings: ``Webhooks:Queue`` gives the workers and the retries.
         poster: sends the requests.
         inbox: the store that keeps a pause.
@@ -140,8 +141,8 @@ class ForwardHandler(WebhookHandlerBase[Any]):
         self._most = options.concurrency or queue.workers
         self._slots = trio.CapacityLimiter(self._most)
         self._waiting = 0
-        # Counts the begins and ends of writing our own pause to the store: odd while it is being
-        # written. A poll that overlaps the write may not find the pause.
+        # Counts the starts and ends of writing our own pause to the store, so it is odd during a
+        # write. A poll that overlaps the write may not find the pause.
         self._writes = 0
         self._held_until = 0.0
         self._returns = TokenBucket(per_second=RETURNS_PER_SECOND, burst=1.0)
@@ -156,7 +157,8 @@ class ForwardHandler(WebhookHandlerBase[Any]):
     # -- postponing --------------------------------------------------------------------------
 
     def hold(self) -> Postponed | None:
-        """Return when an event is due again if the route cannot take it now; count that."""
+        """Return when an event is due again if the route cannot take it now; count the
+        postponement."""
         reason, seconds = self._obstacle()
         if reason is None:
             return None
@@ -169,7 +171,7 @@ class ForwardHandler(WebhookHandlerBase[Any]):
             return f"the route {name} is paused {self.paused}; {resume}", PAUSED_SECONDS
         asked = self._held_until - self._clock()
         if asked > 0:
-            return f"the application of the route {name} asked to wait", asked
+            return f"the application of the route {name} requested a pause", asked
         if self.breaker.state is BreakerState.OPEN or self.breaker.probe_is_out:
             return self._outage(), POLICY.break_seconds / 2
         if self._slots.available_tokens == 0 and self._waiting >= self._most:
@@ -177,7 +179,7 @@ class ForwardHandler(WebhookHandlerBase[Any]):
         return None, 0.0
 
     def _outage(self) -> str:
-        return f"the route {self.route.name} waits, as its application {self._reason}"
+        return f"the route {self.route.name} waits, because its application {self._reason}"
 
     def _postpone(self, reason: str, seconds: float) -> Postponed:
         self.counts["postponed"] += 1
@@ -247,7 +249,7 @@ class ForwardHandler(WebhookHandlerBase[Any]):
         """Post one event; returning means that the application has it.
 
         Raises:
-            PostFailedError: it does not have it, or the event is postponed.
+            PostFailedError: the application does not have it, or the event is postponed.
         """
         self._waiting += 1
         try:
@@ -387,7 +389,7 @@ class ForwardHandler(WebhookHandlerBase[Any]):
             headers |= trace_headers()
         return headers
 
-    # -- figures -----------------------------------------------------------------------------
+    # -- metrics -----------------------------------------------------------------------------
 
     def samples(self) -> Iterator[Sample]:
         """Return the metrics of the route."""

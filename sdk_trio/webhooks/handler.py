@@ -1,7 +1,7 @@
 """Handlers: their base class, and the functions that can be registered instead.
 
 A coroutine function runs in the event loop. A plain function runs in a thread: it may block, and a
-call that blocks in the loop stops everything else. A factory is called once, at the start.
+blocking call in the event loop stops all other work. A factory is called once, at the start.
 """
 
 import functools
@@ -33,27 +33,27 @@ Surrounding: TypeAlias = Callable[[Any], AbstractContextManager[object]]
 class WebhookHandlerBase(Generic[E_contra]):
     """Base of a handler for one event type: derive from it and implement ``handle_core``.
 
-    One object serves every delivery of its type, several at the same time, so state of one event
-    belongs into local variables. Delivery is at-least-once: make ``handle_core`` idempotent, with
-    ``event.key`` as the key (``event.webhook_id`` is enough where there is one sender).
+    One object handles every delivery of its type, several concurrently, so keep the state of one
+    event in local variables. Delivery is at-least-once: make ``handle_core`` idempotent, with
+    ``event.key`` as the key (``event.webhook_id`` is enough with a single sender).
     """
 
     async def handle_core(self, event: E_contra) -> None:
         """Handle one verified event; returning means that it is done.
 
-        Any exception counts as a failed attempt, ``SystemExit`` and its like as well;
-        :class:`~sdk_trio.RetryLater` also says when to try again. Inline handlers are cancelled
-        after ``InlineTimeoutSeconds``, which is a failed attempt, and enqueued ones when a
-        shutdown's drain timeout ends; exceptions because of the latter cost no attempt.
+        Any exception counts as a failed attempt, including ``SystemExit``;
+        :class:`~sdk_trio.RetryLater` also sets the time of the retry. Inline handlers are cancelled
+        after ``InlineTimeoutSeconds``, which is a failed attempt, and enqueued ones at the end of a
+        shutdown's drain timeout; exceptions caused by the latter use no attempt.
         """
         raise NotImplementedError(f"{type(self).__name__} does not implement handle_core")
 
     async def on_error(self, event: E_contra, error: Exception) -> None:
         """Hook: called after ``handle_core`` raised ``error``, before the attempt is recorded.
 
-        A BaseException that is no Exception, such as ``SystemExit``, comes as the cause of a
-        :class:`~sdk_trio.errors.HandlerAbortedError`. Exceptions of this hook are logged and change
-        nothing else. The default does nothing.
+        A BaseException that is not an Exception, such as ``SystemExit``, is passed as the cause of
+        a :class:`~sdk_trio.errors.HandlerAbortedError`. Exceptions of this hook are logged and
+        change nothing else. The default does nothing.
         """
 
 
@@ -65,7 +65,7 @@ HandlerFunction: TypeAlias = (
 HandlerFactory: TypeAlias = (
     Callable[[], WebhookHandlerBase[E]] | Callable[[Services[Any]], WebhookHandlerBase[E]]
 )
-#: All that can be registered for an event class.
+#: Everything that can be registered for an event class.
 Handler: TypeAlias = WebhookHandlerBase[E] | HandlerFunction[E] | HandlerFactory[E]
 
 
@@ -82,18 +82,18 @@ class Kind(Enum):
 def kind_of(handler: object) -> Kind:
     """Decide how a handler is used, by its form alone: it is not called.
 
-    A plain function that takes nothing, that takes one parameter which is named ``services`` or
-    annotated ``Services``, or whose annotation says that it returns a handler, is a factory.
+    A plain function is a factory if it takes no arguments, if its only parameter is named
+    ``services`` or annotated ``Services``, or if it is annotated to return a handler.
 
     Raises:
-        HandlerRegistrationError: it is no handler.
+        HandlerRegistrationError: it is not a handler.
     """
     if isinstance(handler, WebhookHandlerBase):
         return Kind.INSTANCE
     name = name_of(handler)
     if not callable(handler):
         raise HandlerRegistrationError(
-            f"{name} is no handler: give a function of the event, a WebhookHandlerBase, or a "
+            f"{name} is not a handler: give a function of the event, a WebhookHandlerBase, or a "
             "factory of one."
         )
     if isinstance(handler, type):
@@ -108,7 +108,7 @@ def kind_of(handler: object) -> Kind:
 
 
 def name_of(handler: object) -> str:
-    """Return the name of a handler for messages; that of the function inside of a ``partial``."""
+    """Return the name of a handler for messages; for a ``partial``, the name of its function."""
     while isinstance(handler, functools.partial):
         handler = handler.func
     return getattr(handler, "__qualname__", None) or type(handler).__qualname__
@@ -146,7 +146,7 @@ def _is(function: Callable[..., object], test: Callable[[object], bool]) -> bool
 def _is_factory(name: str, function: Callable[..., object]) -> bool:
     signature = signature_of(name, function)
     made = signature.return_annotation
-    if isinstance(made, str):  # written so, or by `from __future__ import annotations`
+    if isinstance(made, str):  # a string annotation, or `from __future__ import annotations`
         made = getattr(inspect.unwrap(function), "__globals__", {}).get(made)
     if isinstance(made, type) and issubclass(made, WebhookHandlerBase):
         return True
@@ -164,21 +164,21 @@ def signature_of(name: str, function: Callable[..., object]) -> inspect.Signatur
     """Return the signature of a handler or factory.
 
     Raises:
-        HandlerRegistrationError: it has none that Python knows, as some functions in C.
+        HandlerRegistrationError: Python does not know its signature, as with some functions in C.
     """
     try:
         return inspect.signature(function)
     except (ValueError, TypeError) as error:
         raise HandlerRegistrationError(
-            f"{name} has no signature that could be looked at: write `lambda event: {name}(...)`."
+            f"the signature of {name} is unknown: write `lambda event: {name}(...)`."
         ) from error
 
 
 def event_annotation(function: Callable[..., object]) -> object:
     """Return the annotation of a handler function's event; Any without one, or if unresolved.
 
-    A decorator's own signature counts, for it may give the inner function something else. An
-    annotation that is a text is resolved among the names of the function's module.
+    A decorator's own signature counts, because it may pass something else to the inner function. A
+    string annotation is resolved in the function's module.
     """
     try:
         signature = inspect.signature(function, follow_wrapped=False)
@@ -210,7 +210,7 @@ def needed_parameters(signature: inspect.Signature) -> list[inspect.Parameter]:
 
 
 def takes_services(name: str, function: Callable[..., object]) -> bool:
-    """Say whether a handler function takes the services besides the event.
+    """Return whether a handler function takes the services in addition to the event.
 
     Raises:
         HandlerRegistrationError: it can be called neither with the event nor with both.
@@ -248,10 +248,11 @@ class ThreadHandler(WebhookHandlerBase[Any]):
     """Adapts ``def handler(event)`` or ``def handler(event, services)``, which runs in a thread.
 
     Args:
-        name: the handler's name, which the thread has while it runs.
+        name: the handler's name, which is also the thread's name while it runs.
         function: the function.
         services: given to a function of two parameters.
-        around: each is entered in the thread before the function, the first one outermost.
+        around: context managers that are entered in the thread around the function, the first one
+            outermost.
     """
 
     def __init__(
@@ -270,9 +271,9 @@ class ThreadHandler(WebhookHandlerBase[Any]):
     async def handle_core(self, event: Event[Any]) -> None:
         """Run the function in a thread, with the context variables of this task.
 
-        Nothing can stop a thread: cancelled, this waits until the function has ended, so that the
-        event is neither recorded as failed nor run a second time while the first run goes on. A
-        function that calls ``trio.from_thread.check_cancelled()`` ends at a cancellation.
+        Nothing can stop a thread: on cancellation, this waits until the function has ended, so that
+        the event is neither recorded as failed nor run again during the first run. A function that
+        calls ``trio.from_thread.check_cancelled()`` ends at a cancellation.
         """
         # No limiter here: the runner acquired a thread slot before it claimed the event.
         raised = await run_in_thread(self._run, event, limiter=_NO_LIMIT, name=self._name)
@@ -282,8 +283,8 @@ class ThreadHandler(WebhookHandlerBase[Any]):
     def _run(self, event: Event[Any]) -> BaseException | None:
         """Run the function, and return what it raises.
 
-        Raised, an exception whose ``__traceback__`` cannot be read would end Trio's thread, and the
-        task would wait for ever.
+        If it were raised, an exception whose ``__traceback__`` cannot be read would end Trio's
+        thread, and the task would wait forever.
         """
         return attempt(functools.partial(self._call, event))[1]
 
@@ -319,7 +320,7 @@ class TransactionHandler(WebhookHandlerBase[Any]):
         self._services = services
 
     async def handle_core(self, event: Event[Any]) -> None:
-        """End the event with the effects of the function; nothing stops it in the middle."""
+        """End the event with the effects of the function; it cannot be interrupted."""
         await self._services.finish(event, functools.partial(self._apply, event))
 
     def _apply(self, event: Event[Any], transaction: Transaction[Any]) -> None:
@@ -334,28 +335,28 @@ class ForeignLoop(Protocol):
     """Another event loop of this process, which runs coroutines for handlers."""
 
     async def run(self, call: Callable[[], Awaitable[None]]) -> None:
-        """Await there what ``call`` returns; cancelled, wait until that has ended."""
+        """Await the result of ``call`` there; on cancellation, wait until it has ended."""
         ...
 
 
 class ForeignHandler(WebhookHandlerBase[Any]):
-    """Runs a handler on another event loop: one of asyncio, that of the application's server."""
+    """Runs a handler on another event loop: the asyncio loop of the application's server."""
 
     def __init__(self, inner: WebhookHandlerBase[Any], loop: ForeignLoop) -> None:
         self._inner = inner
         self._loop = loop
 
     async def handle_core(self, event: Event[Any]) -> None:
-        """Run the handler there; cancelled, cancel it there, and wait for its end."""
+        """Run the handler there; on cancellation, cancel it there, and wait for its end."""
         await self._loop.run(functools.partial(self._inner.handle_core, event))
 
     async def on_error(self, event: Event[Any], error: Exception) -> None:
-        """Call its hook there as well."""
+        """Call the handler's hook there as well."""
         await self._loop.run(functools.partial(self._inner.on_error, event, error))
 
 
 def refuse_result(name: str, returned: object, place: str | None) -> None:
-    """Fail a run whose work was only prepared; any other result is ignored.
+    """Fail a run whose handler returned unfinished work; any other result is ignored.
 
     Args:
         name: the handler's name.
@@ -378,7 +379,7 @@ def refuse_result(name: str, returned: object, place: str | None) -> None:
     if isinstance(returned, WebhookHandlerBase):
         raise NotAwaitedError(
             f"{name} returned a handler: the parameter of a factory is named `services`, or "
-            f"annotated so; `-> {kind}` will do as well",
+            f"annotated so; `-> {kind}` works as well",
             place,
         )
 

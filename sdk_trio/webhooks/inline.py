@@ -1,4 +1,4 @@
-"""Inline runs: the sender waits for the handler, and is answered by its outcome.
+"""Inline runs: the sender waits for the handler, and the outcome decides the answer.
 
 One run of a key is in flight at a time, and duplicates join it. The table of these runs also
 protects a claim under this process's own lease (docs/adr/0003-lease-tokens.md).
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _log = get_logger("webhooks")
 
-#: The most unrecorded outcomes in memory. They are few: each belongs to a request that was being
+#: The most unrecorded outcomes in memory. There are few: each belongs to a request that was being
 #: answered when the store failed.
 MOST_UNRECORDED = 1000
 
@@ -48,9 +48,11 @@ class InFlight(msgspec.Struct):
 
 
 class Unrecorded(msgspec.Struct, frozen=True):
-    """The outcome of a finished run that the store did not confirm, and the run's seconds.
+    """The outcome of a finished run that the store did not confirm, and the run's duration in
+    seconds.
 
-    ``earlier_attempts`` is the event's. A replay changes it, and the outcome is then obsolete.
+    ``earlier_attempts`` is that of the event. A replay changes it, and the outcome is then
+    obsolete.
     """
 
     outcome: Done | Dead
@@ -59,7 +61,7 @@ class Unrecorded(msgspec.Struct, frozen=True):
 
 
 class _ThreadedRun(msgspec.Struct):
-    """An inline run of a plain function, and how it ended for the request that waits."""
+    """An inline run of a plain function, and its result for the waiting request."""
 
     ended: trio.Event = msgspec.field(default_factory=trio.Event)
     answer: Answer | None = None
@@ -68,7 +70,7 @@ class _ThreadedRun(msgspec.Struct):
 
 
 class InlineRuns:
-    """Runs handlers for senders that wait. Any number of tasks may call its methods."""
+    """Runs handlers while their senders wait. Any number of tasks may call its methods."""
 
     def __init__(
         self,
@@ -88,8 +90,8 @@ class InlineRuns:
         self._throttle = Throttle(lines=LINES, seconds=SECONDS)
         self._in_flight: dict[str, InFlight] = {}
         self._unrecorded: OrderedDict[str, Unrecorded] = OrderedDict()
-        #: Tasks of plain functions, which may outlast their requests; None while the queue does not
-        #: run: they are refused.
+        #: Tasks of plain functions, which may outlast their requests; None while the queue is not
+        #: running: such runs are refused.
         self.tasks: Cells | None = None
         #: True while an event that may have ended the process runs alone. Deliveries are answered
         #: 503 meanwhile, so that nothing else can end the process.
@@ -110,22 +112,22 @@ class InlineRuns:
     ) -> Answer:
         """Run ``handler`` before the sender is answered, and return the answer.
 
-        A second delivery of a key whose first is still running waits for that one's outcome.
-        Cancelled in the middle of a run, it releases the claim and the attempt does not count; a
-        plain function goes on in its thread, and its outcome is recorded.
+        A second delivery of a key whose run is in flight waits for that run's outcome. Cancellation
+        during a run releases the claim, and the attempt does not count; a plain function continues
+        in its thread, and its outcome is recorded.
 
         Args:
             arrival: the delivery.
             handler: the handler of its type.
-            tenant: the delivery's, as it was on its arrival.
-            expiry: the server's own deadline, where it has one.
+            tenant: the tenant of the delivery, as it was on arrival.
+            expiry: the server's own deadline, if it has one.
 
         Raises:
             StoreUnavailableError: the claim or the outcome cannot be recorded.
         """
         delivery = arrival.delivery
         # For the host's own deliveries the key is the id. A plain field costs less than the
-        # property, on the path that nearly all deliveries take.
+        # property, and nearly all deliveries take this path.
         key = delivery.key if delivery.signer else delivery.webhook_id
         in_flight = self._in_flight.get(key)
         if in_flight is not None:
@@ -138,7 +140,7 @@ class InlineRuns:
         return await self._run_first(key, arrival, handler, tenant, expiry)
 
     async def wait_until_ended(self) -> None:
-        """Wait until no run is in flight, so that each has recorded how it ended."""
+        """Wait until no run is in flight, so that each has recorded its outcome."""
         while self._in_flight:
             await self._end_of(next(iter(self._in_flight.values())))
         await trio.lowlevel.checkpoint()
@@ -171,7 +173,7 @@ class InlineRuns:
             failure = None
             finished = self._unrecorded.pop(key, None) if self._unrecorded else None
             if finished is not None and finished.earlier_attempts == arrival.earlier_attempts:
-                # The handler has run, but its outcome could not be recorded: it is recorded now.
+                # The handler has run, but its outcome could not be recorded: record it now.
                 outcome, seconds = finished.outcome, finished.seconds
                 await self._record(key, arrival, outcome, seconds)
             else:
@@ -304,6 +306,6 @@ class InlineRuns:
 
 
 def _ask_again(failure: Failure) -> Answer:
-    """Ask the sender to deliver again, after the delay that the handler asked for."""
+    """Ask the sender to deliver again, after the delay that the handler requested."""
     asked = failure.retry_after
     return answers.HANDLER_FAILED if asked is None else answers.unavailable(asked)

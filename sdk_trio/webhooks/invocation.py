@@ -52,16 +52,16 @@ _log = get_logger("webhooks")
 _STILL_THREADED = (
     "its thread cannot be stopped: the event stays claimed until it ends, and does not run twice"
 )
-_STILL_RUNNING = "it holds a worker; set a timeout on each call that it makes"
+_STILL_RUNNING = "it occupies a worker; set a timeout on each call that it makes"
 
 #: The error text of an exception that cannot be described.
 UNDESCRIBED = "an exception that could not be described"
 
 
 class Run(msgspec.Struct, frozen=True, gc=False):
-    """A running handler: its name, its event, and when it began (``clock.monotonic``).
+    """A running handler: its name, its event, and its start time (``clock.monotonic``).
 
-    ``threaded``: it is a plain function in a thread, which nothing can stop.
+    ``threaded``: it is a plain function in a thread, which cannot be stopped.
     """
 
     handler: str
@@ -80,7 +80,7 @@ class Run(msgspec.Struct, frozen=True, gc=False):
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """The end of a run: its failure, if it failed, and the seconds that it took.
+    """The end of a run: its failure, if it failed, and its duration in seconds.
 
     ``is_concluded``: the handler has ended its event itself, with its effects. Nothing is recorded.
     """
@@ -91,7 +91,7 @@ class Ended(msgspec.Struct, frozen=True):
 
 
 def inline_deadline(seconds: float, expiry: Expiry | None) -> AbstractContextManager[Deadline]:
-    """Limit a handler to ``seconds``, with the server's own deadline where it has one.
+    """Limit a handler to ``seconds``, with the server's own deadline if it has one.
 
     The server's deadline saves the run a cancel scope, which would cost more than checking its
     signature.
@@ -109,9 +109,9 @@ class Invocations:
         settings: their secrets are masked in the texts of errors; in Development a failure keeps
             its traceback.
         handlers: their catalog has the types of the events.
-        counters: count runs, and payloads that differ from their types.
+        counters: counts runs, and payloads that differ from their types.
         recorder: releases events whose runs are cancelled.
-        conclusions: know the events that their handlers have ended themselves.
+        conclusions: knows the events that their handlers have ended themselves.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class Invocations:
         self.mask(settings)
         self._in_development = settings.is_development
         #: The running handlers by the key of their event, the oldest first. Other threads read it,
-        #: to name those that keep a daemon from ending.
+        #: to name handlers that prevent a daemon from ending.
         self.running: dict[str, Run] = {}
         self._conclusions = conclusions
         conclusions.runs = self.running
@@ -144,13 +144,13 @@ class Invocations:
         # The version prefix is removed before use, so an error may quote the rest alone.
         revealed = {secret.reveal().removeprefix("v1,") for secret in known if secret is not None}
         found = {text for text in revealed if len(text) >= LEAST_MASKED}
-        # The longest first: masking a shorter secret inside it would leave the rest visible.
+        # Longest first: masking a shorter secret inside a longer one would leave the rest visible.
         self._secrets = sorted(found.union(self._secrets), key=len, reverse=True)
 
     @property
     def runs(self) -> tuple[Run, ...]:
         """Return the running handlers, the oldest first. Callable from any thread."""
-        # One call into C copies the dictionary, so it cannot change in the middle.
+        # One call into C copies the dictionary, so it cannot change meanwhile.
         return tuple(self.running.copy().values())
 
     def seconds_of(self, run: Run) -> float:
@@ -158,7 +158,7 @@ class Invocations:
         return self._stopwatch() - run.begun
 
     def report_threads(self) -> None:
-        """Log each running plain function; at the end of a drain nothing can stop it."""
+        """Log each running plain function, which cannot be stopped at the end of a drain."""
         for run in self.runs:
             if run.threaded:
                 self.report_still_running(run)
@@ -175,7 +175,8 @@ class Invocations:
     def time_out(self, run: Run, cell: trio.Nursery, seconds: float) -> None:
         """Cancel a run in ``cell`` that has exceeded its limit of ``seconds``.
 
-        A plain function goes on in its thread, since nothing can cancel it; its outcome counts.
+        A plain function continues in its thread, because it cannot be cancelled; its outcome
+        counts.
         """
         self._timed_out[run.key] = seconds
         cell.cancel_scope.cancel()
@@ -191,14 +192,14 @@ class Invocations:
     ) -> Ended:
         """Run a handler for an event that is claimed, as run number ``attempt``.
 
-        Cancelled while the handler runs, it releases the event, and the attempt does not count.
+        Cancellation while the handler runs releases the event, and the attempt does not count.
 
         Args:
             arrival: the event.
             handler: the handler of its type.
             tenant: the tenant of the event, as it is now.
             attempt: counted from 1.
-            limit: how many seconds the handler may take; None: :meth:`time_out` ends the run.
+            limit: the handler's time limit in seconds; None: :meth:`time_out` ends the run.
             expiry: the server's own deadline, where it has one.
         """
         delivery = arrival.delivery
@@ -276,13 +277,13 @@ class Invocations:
                 type=drift.type,
                 path=drift.path,
                 error=drift.message,
-                hint="the payload differs from the typed class; event.data holds what fits",
+                hint="the payload differs from the typed class; event.data has the fields that fit",
             )
 
     def _report_late_failure(
         self, delivery: NewDelivery, handler: BoundHandler, failure: Failure
     ) -> None:
-        """Log a failure that changes nothing, because the handler has ended its event before."""
+        """Log a failure that changes nothing, because the handler had already ended its event."""
         _log.error(
             "webhook.failed_after_done",
             **names_of(delivery),
@@ -294,14 +295,14 @@ class Invocations:
         )
 
     async def call(self, handler: BoundHandler, event: Event[Any], begun: float) -> Failure | None:
-        """Call a handler, and its error hook if it fails; return how it failed, None if it has not.
+        """Call a handler, and its error hook if it fails; return its failure, or None.
 
-        ``begun`` is when it began, by ``clock.monotonic``. A cancellation of ours is raised.
+        ``begun`` is the start time, by ``clock.monotonic``. Our own cancellation is raised.
         """
         self.running[event.key] = Run(
             handler.name, event.webhook_id, begun, event.key, handler.threads is not None
         )
-        # A class may return what is no None, whatever its annotation.
+        # A class may return something other than None, whatever its annotation.
         core: Callable[[Event[Any]], Awaitable[object]] = handler.handler.handle_core
         left: list[Forgotten] = []
         LEFT.set(left)
@@ -312,8 +313,8 @@ class Invocations:
             if left:
                 require_awaited(handler.name, handler.place)
         # SystemExit, KeyboardInterrupt and a leaked Cancelled from user code are failures of this
-        # event too: let through, they would end the whole process or leave the worker's nursery.
-        # _own_part raises what is not the handler's own.
+        # event too: if they propagated, they would end the whole process or leave the worker's
+        # nursery. _own_part raises the parts that are not the handler's own.
         except BaseException as error:  # noqa: ASYNC103 - _own_part raises ours
             own = self._own_part(handler, event, error)
             failure = self._failure_of(handler, event, own)
@@ -331,7 +332,8 @@ class Invocations:
         seconds = self._timed_out.get(event.key)
         if seconds is not None and comes_of(error, trio.Cancelled):
             return queued_timeout_failure(handler.name, seconds)
-        # Memory may be short, or the exception of a kind that no rule here foresees.
+        # There may be too little memory, or the exception may have a kind that no rule here
+        # expects.
         failure, _ = attempt(lambda: self._judge(handler, error))
         return failure or Failure(UNDESCRIBED, error_type="unknown", place=handler.place)
 
@@ -353,7 +355,7 @@ class Invocations:
     async def _call_error_hook(
         self, handler: BoundHandler, event: Event[Any], error: BaseException
     ) -> None:
-        if is_cell_cancelled():  # the hook could wait for nothing
+        if is_cell_cancelled():  # the hook could not wait for anything
             await trio.lowlevel.cancel_shielded_checkpoint()
             return
         shown = cast("Exception", error) if is_a(error, Exception) else _as_exception(error)
@@ -373,7 +375,7 @@ class Invocations:
     def _own_part(
         self, handler: BoundHandler, event: Event[Any], error: BaseException
     ) -> BaseException:
-        """Return the part of ``error`` that user code has raised of its own.
+        """Return the part of ``error`` that user code has raised itself.
 
         A Ctrl-C is not its own, and neither is a cancellation while a scope around us is cancelled.
         The part that is not its own is raised. The rest is only logged then, because the run will
@@ -396,8 +398,8 @@ class Invocations:
         raise ours from None
 
     def _is_cancelled(self) -> bool:
-        """Say whether a scope around this task is cancelled, and not its own cell alone."""
-        # Trio reports minus infinity as the deadline of a cancelled scope, whoever cancelled it.
+        """Return whether a scope around this task is cancelled, and not only its own cell."""
+        # Trio reports minus infinity as the deadline of a cancelled scope, whatever cancelled it.
         if trio.current_effective_deadline() > trio.current_time():
             return False
         return not is_cell_cancelled()
@@ -414,7 +416,7 @@ class Invocations:
 def run_in(frames: Iterable[FrameType]) -> Run | None:
     """Return the handler's run among the frames of a thread, None if there is none.
 
-    It serves reports about a stalled event loop, where no task can be asked.
+    It is for reports about a blocked event loop, in which no task can run.
     """
     for frame in frames:
         if frame.f_code is Invocations.call.__code__:

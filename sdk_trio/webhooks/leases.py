@@ -15,10 +15,10 @@ class HeldLease(msgspec.Struct, eq=False):
     """One claim of a queued event, which waits in memory or runs.
 
     Args:
-        key: the event's.
+        key: the key of the event.
         since: when the lease began, in Unix seconds.
         runs: a worker has taken the event.
-        lost: another process has claimed the event since.
+        lost: another process has claimed the event in the meantime.
         is_ending: the outcome of the run is being recorded.
         is_ended: the store has that outcome, although it has not confirmed it.
     """
@@ -40,9 +40,9 @@ class HeldLeases:
         self.lock: trio.Lock = trio.Lock()
 
     def hold(self, key: str, *, since: float) -> HeldLease | None:
-        """Hold the lease of an event that is about to be claimed; None: a run holds one already.
+        """Hold the lease of an event that is about to be claimed; None if a run already holds one.
 
-        ``since`` is when the lease begins, in Unix seconds.
+        ``since`` is the start of the lease, in Unix seconds.
         """
         if key in self._by_key:
             return None
@@ -50,11 +50,12 @@ class HeldLeases:
         return lease
 
     def hold_claimed(self, key: str, *, since: float) -> HeldLease | None:
-        """Hold the lease of an event that the store has just leased; None: a run holds one.
+        """Hold the lease of an event that the store has just leased; None if a run already holds
+        one.
 
         If an outcome of the event is being recorded at the same time, the store must have it
-        already, or it would not have leased the event again. That recording ends: repeated, it
-        would become the outcome of the next run.
+        already, or it would not have leased the event again. That recording ends: if it were
+        repeated, it would become the outcome of the next run.
         """
         earlier = self._by_key.get(key)
         if earlier is not None:
@@ -73,7 +74,8 @@ class HeldLeases:
     def lose(self, keys: Iterable[str]) -> list[str]:
         """Stop renewing leases that others have taken over; return the keys that were held.
 
-        A run in progress keeps its lease, so that no other run of the event begins beside it here.
+        A run in progress keeps its lease, so that no second run of the event begins in this
+        process.
         """
         lost = [lease for key in keys if (lease := self._by_key.get(key)) is not None]
         for lease in lost:

@@ -1,9 +1,9 @@
-"""Markers: rows by which the effects of an event are applied once, in any database.
+"""Markers: rows that make the effects of an event apply once, in any database.
 
 A marker is written in the caller's own transaction, beside the effects, so both are committed or
-neither is. A second run of the same event, whenever it comes, meets the marker of the first and
-applies nothing. Markers are never removed by themselves: they outlive the inbox's memory of the
-event, so a delivery that is years late does no harm either.
+neither is. A second run of the same event, at any time, finds the marker of the first and applies
+nothing. Markers are never removed automatically: they outlive the inbox's record of the event, so
+even a delivery that is years late is harmless.
 """
 
 import sys
@@ -16,8 +16,8 @@ from ..base import clock
 from ..errors import EffectError
 from ..events import Event
 
-#: The statement that makes the table of the markers, for PostgreSQL and SQLite; harmless where it
-#: is there already. Give it to the tool that migrates the database.
+#: The statement that creates the table of the markers, for PostgreSQL and SQLite; a no-op if it
+#: exists. Give it to the tool that migrates the database.
 MARKERS_SCHEMA = """\
 CREATE TABLE IF NOT EXISTS sdk_trio_marker (
     event_key varchar(300) NOT NULL,
@@ -27,8 +27,8 @@ CREATE TABLE IF NOT EXISTS sdk_trio_marker (
     PRIMARY KEY (event_key, generation, effect)
 )"""
 
-# Of two transactions that insert the same marker at once, PostgreSQL makes the second one wait for
-# the end of the first; SQLite has one writer.
+# Of two transactions that insert the same marker at once, PostgreSQL makes the second one wait
+# until the first has ended; SQLite has only one writer.
 _INSERT = """
 INSERT INTO sdk_trio_marker (event_key, generation, effect, applied_at)
 VALUES ({0}, {0}, {0}, {0}) ON CONFLICT DO NOTHING
@@ -42,19 +42,20 @@ _KNOWN_DATABASES = ("postgresql", "sqlite")
 _PLACEHOLDERS = {"qmark": "?", "format": "%s", "pyformat": "%s"}
 
 _NO_TRANSACTION = (
-    "the connection commits each statement by itself, so the marker would stay when the effects "
+    "the connection commits each statement separately, so the marker would stay if the effects "
     "fail: begin a transaction first, {how}, and apply the effects in the same one"
 )
 
 _SAVEPOINT_COMMITS = (
-    "sqlite3 begins no transaction before a savepoint, so the end of begin_nested() may commit the "
-    "marker before the effects: call first_time before begin_nested(), or let SQLAlchemy begin "
-    "transactions, as its page on SQLite shows"
+    "sqlite3 begins no transaction before a savepoint, so the end of begin_nested() may commit "
+    "the marker before the effects: call first_time before begin_nested(), or let SQLAlchemy "
+    "begin transactions, as its documentation of SQLite shows"
 )
 
 
 def first_time(connection: Any, event: Event[Any], *, effect: str = "") -> bool:
-    """Mark ``event`` as applied, in the caller's transaction; return whether it was not before.
+    """Mark ``event`` as applied, in the caller's transaction; return whether this is the first
+    time.
 
     ``if sdk_trio.first_time(session, event): session.add(Access(...))``, and the caller commits as
     usual. A retry, a redelivery and the replay of a dead event are the same event; a done event
@@ -62,25 +63,25 @@ def first_time(connection: Any, event: Event[Any], *, effect: str = "") -> bool:
     again. The table must exist: see :data:`MARKERS_SCHEMA`. Recipes: docs/how-to/exactly-once.md.
 
     Args:
-        connection: of the database that the effects are written to, within a transaction: a
-            connection of ``psycopg``, ``sqlite3`` or another driver of PEP 249, a ``Connection`` or
-            ``Session`` of SQLAlchemy, or ``django.db.connection``; of PostgreSQL or SQLite.
+        connection: a connection to the database with the effects, in a transaction: a connection of
+            ``psycopg``, ``sqlite3`` or another driver of PEP 249, a ``Connection`` or ``Session``
+            of SQLAlchemy, or ``django.db.connection``; for PostgreSQL or SQLite.
         event: the event that is being handled.
-        effect: tells several effects of one event apart that are committed one after the other; at
-            most 100 characters.
+        effect: distinguishes several effects of one event that are committed separately; at most
+            100 characters.
 
     Raises:
-        EffectError: there is no transaction or no table, or the connection is of another kind.
-        Exception: of the driver; the transaction fails then, and with it the run.
+        EffectError: there is no transaction or no table, or the connection has another kind.
+        Exception: an error of the driver; the transaction and the run then fail.
 
-    Blocks for one statement. PostgreSQL lets it wait for another transaction that is just applying
-    the same event.
+    Blocks for one statement. On PostgreSQL it waits for another transaction that is applying the
+    same event.
     """
     values = (event.key, event.generation, effect, clock.wall())
     done = _execute(connection, _INSERT, values)
     if done not in (0, 1):
         raise EffectError(
-            f"{type(connection).__qualname__} does not tell whether the marker was written "
+            f"{type(connection).__qualname__} does not report whether the marker was written "
             f"(rowcount {done}): use it outside of a pipeline"
         )
     return bool(done)
@@ -89,15 +90,15 @@ def first_time(connection: Any, event: Event[Any], *, effect: str = "") -> bool:
 def forget_markers(connection: Any, *, before: datetime) -> int:
     """Remove the markers that were written before that time; return their number.
 
-    An event that comes after that once more is applied again: keep markers for longer than senders
+    A later run of such an event applies its effects again: keep markers for longer than senders
     repeat deliveries and operators replay events. It reads the whole table.
 
     Args:
-        connection: as of :func:`first_time`; the caller commits.
+        connection: as for :func:`first_time`; the caller commits.
         before: an aware time.
 
     Raises:
-        EffectError: as of :func:`first_time`.
+        EffectError: as for :func:`first_time`.
     """
     return _execute(connection, _DELETE, (before.timestamp(),))
 
@@ -125,8 +126,8 @@ def _execute(connection: Any, statement: str, values: Sequence[Any]) -> int:
     except EffectError:
         raise
     except Exception as error:
-        told = str(error)
-        if "sdk_trio_marker" in told and ("no such table" in told or "not exist" in told):
+        message = str(error)
+        if "sdk_trio_marker" in message and ("no such table" in message or "not exist" in message):
             raise EffectError(
                 "the database has no table sdk_trio_marker: execute sdk_trio.MARKERS_SCHEMA in it "
                 "once, best as a step of its migrations"
@@ -148,7 +149,7 @@ def _execute_by_sqlalchemy(connection: Any, statement: str, values: Sequence[Any
     dialect = connection.dialect
     _require_known(dialect.name)
     pooled = connection.connection
-    # asyncpg itself does not know what SQLAlchemy's adapter for it does.
+    # asyncpg itself lacks the methods that SQLAlchemy's adapter has.
     for driver in (pooled.driver_connection, pooled.dbapi_connection):
         _require_transaction(driver, "`with engine.begin()`")
     if connection.in_nested_transaction() and _begins_late(pooled.driver_connection):
@@ -193,7 +194,7 @@ def _require_transaction(driver: Any, how: str = "`with connection.transaction()
 
 
 def _begins_late(driver: Any) -> bool:
-    """Say whether it is sqlite3's connection that begins a transaction before a write only."""
+    """Return whether it is a sqlite3 connection that begins a transaction only before a write."""
     by_itself = getattr(driver, "isolation_level", None) is None
     return hasattr(driver, "in_transaction") and not (
         by_itself or getattr(driver, "autocommit", -1) is False
@@ -210,7 +211,7 @@ def _require_known(database: str) -> None:
 def _unknown(connection: object) -> EffectError:
     kind = type(connection)
     return EffectError(
-        f"{kind.__module__}.{kind.__qualname__} is no connection that first_time knows: give the "
-        "blocking one of psycopg, sqlite3 or another driver of PEP 249, a Connection or Session of "
-        "SQLAlchemy, or django.db.connection"
+        f"{kind.__module__}.{kind.__qualname__} is not a connection that first_time knows: give a "
+        "blocking connection of psycopg, sqlite3 or another driver of PEP 249, a Connection or "
+        "Session of SQLAlchemy, or django.db.connection"
     )

@@ -1,7 +1,7 @@
 """The origin of a request: its sender's address, and whether the sender used HTTPS. Pure.
 
-Behind a proxy both come from headers that anyone can send, so only those count that a trusted proxy
-has set.
+Behind a proxy both come from headers that anyone can send, so only headers set by a trusted proxy
+count.
 """
 
 import re
@@ -18,7 +18,8 @@ from ..errors import OptionsValidationError, Problem
 
 
 def source_of(address: str | None) -> str | int | None:
-    """Return the key that a source counts by: its IPv4 address, or the /64 of its IPv6 address."""
+    """Return the key by which a source is counted: its IPv4 address, or the /64 of its IPv6
+    address."""
     if address is None or ":" not in address:
         return address
     try:
@@ -34,9 +35,9 @@ UNIX: Final = "unix"
 
 #: The longest text that is an address: IPv6 with an IPv4 tail, a zone, brackets and a port.
 _MAX_ADDRESS_LENGTH: Final = 80
-#: The longest forwarding list that is read, in characters: room for over forty proxies. A sender
-#: may put anything in front of the first proxy's entry, and reading a whole large head would cost
-#: more than all the rest of a delivery. A longer list proves nothing.
+#: The longest forwarding list that is read, in characters: enough for over forty proxies. A sender
+#: may put anything before the first proxy's entry, and reading a whole large head would cost more
+#: than the rest of a delivery. A longer list proves nothing.
 _MAX_FORWARDING_LENGTH: Final = 2048
 _IPV4_IN_IPV6: Final = IPv6Network("::ffff:0:0/96")
 
@@ -48,7 +49,7 @@ class RequestOrigin(msgspec.Struct, frozen=True):
     """The sender of a request, as the checks of rate, source and HTTPS see it.
 
     ``address`` is the sender's IP address in its usual spelling (IPv4 in IPv6 as IPv4), or None
-    when it cannot be known: a unix socket, or a trusted proxy that hides it. ``secure`` says that
+    when it cannot be known: a unix socket, or a trusted proxy that hides it. ``secure`` is whether
     the sender itself used HTTPS.
     """
 
@@ -166,12 +167,12 @@ class TrustedProxies:
         )
 
     def resolve(self, peer_host: str | None, scheme: str, headers: Headers) -> RequestOrigin:
-        """Say who sent a request and whether it was by HTTPS.
+        """Return the sender of a request, and whether it used HTTPS.
 
         ``X-Forwarded-Proto: https, http`` is read at the entry of the outermost trusted proxy,
-        which alone saw how the sender came; a single entry was written or passed on by a trusted
-        proxy and counts for all. Lines of a repeated header are joined. If the trusted part cannot
-        be read, the origin is the peer, not secure; likewise if ``Forwarded`` and
+        because only that proxy saw the sender's connection. A single entry was written or passed on
+        by a trusted proxy and counts for all. Lines of a repeated header are joined. If the trusted
+        part cannot be read, the origin is the peer, not secure; likewise if ``Forwarded`` and
         ``X-Forwarded-*`` both came and disagree, as one may be the sender's own.
 
         Args:
@@ -179,7 +180,7 @@ class TrustedProxies:
             scheme: ``https`` if the socket itself is encrypted, as in the ASGI scope.
             headers: the request's headers as ASGI gives them.
 
-        Never raises, whatever the headers hold.
+        Never raises, whatever the headers contain.
         """
         if not (self._networks or self._unix):
             return _direct_origin(peer_host, scheme)
@@ -202,7 +203,8 @@ class TrustedProxies:
         return RequestOrigin(None if address is None else str(address), secure)
 
     def trusts(self, peer_host: str | None) -> bool:
-        """Say whether the peer of a socket is a trusted proxy; None or empty: a unix socket's."""
+        """Return whether the peer of a socket is a trusted proxy; None or empty for a unix
+        socket."""
         return self._trusts(peer_host, _parse_address(peer_host) if peer_host else None)
 
     def _trusts(self, peer_host: str | None, peer: _Address | None) -> bool:
@@ -258,7 +260,8 @@ class TrustedProxies:
 
 
 class AllowedSources:
-    """The addresses that may deliver (``Sdk:Webhooks:AllowedSourceIpRanges``); none given: all.
+    """The addresses that may deliver (``Sdk:Webhooks:AllowedSourceIpRanges``); if none are given,
+    all may.
 
     Args:
         cidrs: addresses and CIDR blocks, IPv4 and IPv6.
@@ -273,9 +276,9 @@ class AllowedSources:
         self._networks = _parse_networks("Sdk:Webhooks:AllowedSourceIpRanges", cidrs)
 
     def allows(self, address: str | None) -> bool:
-        """Say whether a sender may deliver, going by :attr:`RequestOrigin.address`.
+        """Return whether a sender may deliver, by its :attr:`RequestOrigin.address`.
 
-        An address that is unknown (None) or no IP address is refused as soon as ranges are given.
+        If ranges are given, an unknown address (None) or one that is not an IP address is refused.
         """
         if not self._networks:
             return True
@@ -290,7 +293,7 @@ _PROTO: Final = b"x-forwarded-proto"
 ORIGIN_HEADERS: Final = frozenset({_FORWARDED, _FOR, _PROTO})
 
 #: One ``name=value`` of a Forwarded element (RFC 7239, 4). Unquoted colons are read as well: the
-#: grammar wants quotes around them, and many proxies leave these out.
+#: grammar requires quotes around them, and many proxies omit these.
 _match_pair = re.compile(
     r"[ \t]*(" + TOKEN + r""")=(?:"([^"\\]*)"|([^",; \t]+))[ \t]*(?:;|$)"""
 ).match
@@ -316,7 +319,7 @@ def _entries(text: str) -> list[str]:
 
 
 def _elements_from_right(text: str) -> Iterator[str]:
-    """Go through the elements of Forwarded, the last one first.
+    """Yield the elements of Forwarded, the last one first.
 
     Commas inside quotes do not separate. Reading from the right, a quote that a sender left open
     cannot swallow the elements that proxies have added after it.

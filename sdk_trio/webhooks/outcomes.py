@@ -35,32 +35,34 @@ from .routes import PostFailedError, Ruling
 if TYPE_CHECKING:
     from ..records.tenants import Tenant
 
-#: The longest error text that is kept with a delivery, in characters: a handler's exception may
+#: The longest error text that is stored with a delivery, in characters: a handler's exception may
 #: quote a whole payload, and each delivery would store it again.
 MAX_ERROR_LENGTH = 2000
 
-#: The longest traceback that is kept with a failed run in Development, in characters.
+#: The longest traceback that is stored with a failed run in Development, in characters.
 MAX_TRACEBACK_LENGTH = 20_000
 
 #: The number of runs that ended the process after which an event runs alone, so that a further end
 #: names its cause. A single end proves little: it may be a restart, or the fault of another event.
 ENDS_BEFORE_ALONE = 2
 
-#: The most runs beyond MaxAttempts of an event while none of its runs was alone, so that it is not
-#: dead for another event's fault.
+#: The maximum number of runs beyond MaxAttempts of an event that never ran alone, so that it is not
+#: dead-lettered for another event's fault.
 RUNS_FOR_PROOF = 2
 
 #: Directories whose code is not the user's: this package, the standard library, installed packages.
-#: ``place_of`` passes over them, because a line in a library does not say which handler failed.
+#: ``place_of`` skips them, because a line in a library does not show which handler failed.
 _PACKAGE = str(Path(__file__).parents[1])
 _STANDARD_LIBRARY = str(Path(traceback.__file__).parent)
 _INSTALLED = ("site-packages", "dist-packages")
-#: Installed packages that lie between this one and a handler, in threads and child tasks.
+#: Installed packages whose frames are between this package and a handler, in threads and child
+#: tasks.
 _RUNNERS = tuple(str(Path("packages", name, "_"))[:-1] for name in ("trio", "outcome"))
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """The failure of one run: ``error`` for people, ``retry_after`` seconds if the handler asked.
+    """The failure of one run: ``error`` as text, ``retry_after`` in seconds if the handler
+    requested it.
 
     ``asked``: the handler raised only ``RetryLater``, which is an answer and needs no traceback.
     ``error_type`` is the name of the exception's class, ``place`` the user's line that raised it.
@@ -78,7 +80,7 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 def timeout_failure(handler: str, seconds: float) -> Failure:
-    """Return the failure of an inline run that outlasted InlineTimeoutSeconds."""
+    """Return the failure of an inline run that exceeded InlineTimeoutSeconds."""
     return Failure(
         f"the handler {handler} took longer than InlineTimeoutSeconds ({seconds:g} s); "
         "register it with enqueue=True"
@@ -95,8 +97,8 @@ def queued_timeout_failure(handler: str, seconds: float) -> Failure:
 class DeliveryRetries(msgspec.Struct, frozen=True):
     """The number and the delays of an enqueued event's runs.
 
-    ``max_attempts`` counts all runs, the first included; ``base_seconds`` and ``cap_seconds``
-    bound the delay: full jitter, ``U(0, min(cap, base * 2**(attempts - 1)))``. Jitter keeps events
+    ``max_attempts`` counts all runs, including the first; ``base_seconds`` and ``cap_seconds``
+    limit the delay: full jitter, ``U(0, min(cap, base * 2**(attempts - 1)))``. Jitter keeps events
     that failed together from retrying together.
     """
 
@@ -111,7 +113,7 @@ def after_queued_failure(
     """Decide what follows the failed run number ``attempts`` of an enqueued event.
 
     ``fraction`` in [0, 1) is the caller's randomness, ``now`` Unix seconds. A delay that the
-    handler asked for is a lower bound: the jitter is added to it, so that many events with the same
+    handler requested is a lower bound: the jitter is added to it, so that many events with the same
     delay do not return at once.
     """
     ruling = failure.ruling or Ruling()
@@ -145,15 +147,15 @@ def after_process_ends(
     """Return the dead letter of an event whose runs ended the process, or None to run it again.
 
     Args:
-        ends: in how many of its runs the process ended.
-        ran_alone: whether no other run was in progress when the process ended the last time.
-        attempts: how many runs it has had.
-        max_attempts: how many it may have.
+        ends: the number of its runs in which the process ended.
+        ran_alone: whether no other run was in progress when the process last ended.
+        attempts: the number of its runs so far.
+        max_attempts: the maximum number of its runs.
 
     Once its attempts are used up, the event is dead if its last run was alone, since nothing else
     can have ended the process then. Otherwise it gets another run, alone (:func:`must_run_alone`).
-    It is dead in any case after ``RUNS_FOR_PROOF`` more runs, for an event that is never alone must
-    not run for ever.
+    It is dead in any case after ``RUNS_FOR_PROOF`` more runs, because an event that is never alone
+    must not run forever.
     """
     if not ends or attempts < max_attempts:
         return None
@@ -165,49 +167,50 @@ def after_process_ends(
 
 def must_run_alone(ends: int, *, attempts: int, max_attempts: int) -> bool:
     """Decide whether the next run of an event must be alone; see :func:`after_process_ends`."""
-    # The last allowed run is alone as well: without that, an event that is allowed one run only
-    # could die for what another event did.
+    # The last allowed run is alone as well: otherwise an event with a single allowed run could be
+    # dead-lettered for another event's fault.
     return ends >= ENDS_BEFORE_ALONE or (ends > 0 and attempts + 1 >= max_attempts)
 
 
 def retry_after_of(error: BaseException) -> float | None:
-    """Return the longest delay, in seconds, that an error or one in its group asked for."""
+    """Return the longest delay, in seconds, that an error or a member of its group requested."""
     asked = [_seconds_of(part) for part in leaves_of(error) if is_a(part, RetryLater)]
     return max((seconds for seconds in asked if seconds is not None), default=None)
 
 
 def only_asks(error: BaseException) -> bool:
-    """Say whether an error is ``RetryLater`` alone, so that it is an answer and no failure."""
+    """Return whether an error is only ``RetryLater``, which is an answer and not a failure."""
     return all(
         is_a(part, RetryLater) and _seconds_of(part) is not None for part in leaves_of(error)
     )
 
 
 def _seconds_of(error: BaseException) -> float | None:
-    """Return the delay of a ``RetryLater``; None if its class or its user has made it unusable."""
+    """Return the delay of a ``RetryLater``; None if it is unusable, for example in a subclass."""
     seconds = attribute_of(error, "seconds")
-    # The exact type: a subclass may define what comparisons do.
+    # The exact type: a subclass may redefine comparisons.
     if type(seconds) is int or type(seconds) is float:
         return float(seconds) if 0 <= seconds < RetryLater.LIMIT_SECONDS else None
     return None
 
 
 def post_failure(error: PostFailedError) -> Failure:
-    """Return the failure of a forwarded event, of which no line of user code can be blamed."""
+    """Return the failure of a forwarded event; no line of user code caused it."""
     return Failure(str(error), error_type=type(error).__name__, ruling=error.ruling)
 
 
-#: A usual mistake of users of FastAPI: the message of asyncio does not name the remedy.
+#: A common mistake of FastAPI users: the message of asyncio does not name the remedy.
 _NOT_ASYNCIO = (
-    " (handlers run on Trio, or in a thread; under sdk_trio.asgi.Threaded, asyncio=True runs one "
-    "on the loop of the application)"
+    " (handlers run on Trio, or in a thread; under sdk_trio.asgi.Threaded, asyncio=True runs a "
+    "handler on the application's loop)"
 )
 
 
 def describe_error(error: BaseException, secrets: Iterable[str] = ()) -> str:
-    """Return ``Type: message`` of an exception, groups flattened, cut to a bounded length.
+    """Return ``Type: message`` of an exception, with groups flattened, truncated to a bounded
+    length.
 
-    The message is the handler's own, for operators; each of ``secrets`` that it quotes is masked.
+    The message is the handler's own, for operators; any of ``secrets`` in it is masked.
 
     The text can be stored and logged whatever the exception is: its ``__str__`` may raise, or
     return characters that UTF-8 cannot encode (a file name with undecodable bytes).
@@ -229,7 +232,7 @@ def describe_error(error: BaseException, secrets: Iterable[str] = ()) -> str:
 
 
 def parked_reason(tenant: "Tenant | None", gone: str | None = None) -> str:
-    """Say why an event was parked, and what to do; ``gone`` is the id of a purged tenant."""
+    """Return why an event was parked, and the remedy; ``gone`` is the id of a purged tenant."""
     if gone is not None:
         return f"its tenant {gone} was purged, and no other tenant may get its events"
     if tenant is None or tenant.is_active:
@@ -272,14 +275,14 @@ def _joined(parts: Sequence[BaseException]) -> BaseException | None:
 
 
 def comes_of(error: BaseException, kind: type[BaseException]) -> bool:
-    """Say whether an exception, or a part of it, was raised while a ``kind`` was handled."""
+    """Return whether an exception, or a part of it, was raised while a ``kind`` was handled."""
     return any(is_a(found, kind) for found in chain_of(error))
 
 
 def place_of(error: BaseException) -> str | None:
     """Return the innermost line of the user's code that an exception passed: ``FILE:LINE in NAME``.
 
-    Where all code is installed, as an application's own package may be, it is the outermost line
+    If all code is installed, as an application's own package may be, it is the outermost line
     outside this package and Trio: the handler's.
     """
     if is_a(error, NotAwaitedError):
@@ -316,7 +319,7 @@ def place_in(frames: Iterable[tuple[FrameType, int]]) -> str | None:
 def library_of(file: str) -> str | None:
     """Return the directory of the library that a file of code belongs to.
 
-    Returns None for code of the user's that is not installed, and for this package.
+    Returns None for user code that is not installed, and for this package.
     """
     if file.startswith(_PACKAGE):
         return None
@@ -328,13 +331,13 @@ def library_of(file: str) -> str | None:
 
 
 def traceback_of(error: BaseException, secrets: Iterable[str] = ()) -> str:
-    """Return the whole traceback as text, secrets masked, its beginning cut off if it is long.
+    """Return the traceback as text, with secrets masked; a long one loses its beginning.
 
-    The end is kept, because that is where the exception and its message stand.
+    The end is kept, because it has the exception and its message.
     """
     text, failure = attempt(lambda: "".join(traceback.format_exception(error)))
-    if text is None:  # too deep a group, or a class with an attribute that raises
-        raised = "" if failure is None else f": making it raised {type_name(failure)}"
+    if text is None:  # the group is nested too deeply, or an attribute of the class raises
+        raised = "" if failure is None else f": formatting it raised {type_name(failure)}"
         text = f"(no traceback{raised})\n{describe_error(error)}"
     for secret in secrets:
         text = text.replace(secret, MASK)

@@ -1,4 +1,4 @@
-"""Parking: deliveries that no handler runs at present, because of their type or their tenant."""
+"""Park deliveries that no handler runs at present, because of their type or their tenant."""
 
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,7 @@ class Parking:
     Args:
         inbox: the open store.
         recorder: reports parked deliveries.
-        tenancy: knows the tenants; None without tenants.
+        tenancy: finds the tenants; None without tenants.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Parking:
         """Return the current tenant of a delivery, None when it has none.
 
         Raises:
-            StoreUnavailableError: the store cannot say.
+            StoreUnavailableError: the store does not answer.
         """
         if self._tenancy is None or delivery.tenant_id is None:
             await trio.lowlevel.checkpoint()
@@ -47,13 +47,14 @@ class Parking:
     def is_suspended(
         self, handler: BoundHandler, delivery: NewDelivery, tenant: "Tenant | None"
     ) -> bool:
-        """Say whether the handler does not run for the delivery's tenant at present."""
+        """Return whether the status of the delivery's tenant prevents the handler from running."""
         if tenant is None:
             return self.is_orphan(delivery, tenant)
         return tenant.is_deleted or not (handler.run_when_suspended or tenant.is_active)
 
     def is_orphan(self, delivery: NewDelivery, tenant: "Tenant | None") -> bool:
-        """Say whether the delivery's tenant is gone: it must not run as an event without tenant."""
+        """Return whether the delivery's tenant was removed: it must not run as an event without a
+        tenant."""
         return self._tenancy is not None and delivery.tenant_id is not None and tenant is None
 
     def outcome(
@@ -66,11 +67,11 @@ class Parking:
     async def park(
         self, delivery: NewDelivery, handler: BoundHandler | None, tenant: "Tenant | None"
     ) -> Answer:
-        """Store a delivery that no handler runs at present, and answer 200.
+        """Store a delivery that no handler can run at present, and answer 200.
 
-        The sender has delivered correctly: an error would only make it repeat the delivery and in
-        the end disable the endpoint. ``handler`` is None where the type has none; else ``tenant``
-        is not active, or gone.
+        The sender has delivered correctly: an error would only make it repeat the delivery and
+        finally disable the endpoint. ``handler`` is None if the type has none; otherwise ``tenant``
+        is not active, or was removed.
         """
         parked = self.outcome(delivery, handler, tenant)
         admitted = await self._inbox.park(delivery, parked.reason)

@@ -1,7 +1,7 @@
 """Quarantine after a crash: events that may have ended the process run alone, before all others.
 
-If the process ends again, only one event can have caused it. Events that merely ran beside it in
-the earlier process end here, and are suspects no longer. docs/adr/0023-quarantine.md has the
+If the process ends again, only one event can have caused it. Events that only ran at the same time
+in the earlier process finish here, and are no longer suspects. docs/adr/0023-quarantine.md has the
 reasons, and why one crash alone proves nothing.
 """
 
@@ -22,20 +22,21 @@ from .run import DeliveryRunner
 
 _log = get_logger("webhooks")
 
-#: The seconds that other runs wait for a suspect that runs alone. A handler that ends the process
+#: Seconds that other runs wait for a suspect that runs alone. A handler that ends the process
 #: usually does so early, and one that never returns must not stop all others.
 ALONE_SECONDS = 30.0
 
-#: The seconds that all suspects together may run alone. Inline deliveries are refused meanwhile,
-#: and senders disable an endpoint that refuses for long.
+#: Seconds that all suspects together may run alone. Inline deliveries are refused meanwhile, and
+#: senders disable an endpoint that refuses for long.
 QUARANTINE_SECONDS = 60.0
 
 #: The seconds that the remaining suspects wait for one that exceeds ``ALONE_SECONDS``. If it ends
-#: the process, events that ran beside it would be blamed. Its handler may never return, so the wait
-#: is bounded.
+#: the process, events that ran at the same time would be blamed. Its handler may never return, so
+#: the wait is bounded.
 BLOCKED_SECONDS = 600.0
 
-#: The most suspects that run alone one after the other; further ones run like all other events.
+#: The maximum number of suspects that run alone, one after the other; further ones run like all
+#: other events.
 SUSPECTS_LIMIT = 100
 
 
@@ -46,8 +47,8 @@ class Quarantine:
         runner: runs the events; inline runs are refused while a suspect runs alone.
         inbox: the open store.
         claimer: claims the suspects.
-        running: gets the event of each run by its cell, for as long as it runs.
-        is_closed: tells whether the queue has been closed, so that nothing more is begun.
+        running: maps the cell of each run to its event, while it runs.
+        is_closed: returns whether the queue has been closed, so that no further run begins.
         wake: makes the queue fetch events from the store.
     """
 
@@ -69,11 +70,11 @@ class Quarantine:
         self._wake = wake
 
     async def run(self, workers: trio.Nursery, background: trio.Nursery) -> None:
-        """Run suspects, one after the other, for ``QUARANTINE_SECONDS`` at most.
+        """Run suspects, one after the other, for at most ``QUARANTINE_SECONDS``.
 
-        If one takes too long, it goes on in ``workers`` beside the new events, and a task in
-        ``background`` keeps the remaining suspects back for ``BLOCKED_SECONDS``: they must not run
-        beside it once more. A failing store is logged. Cancelled, it releases the suspects.
+        If a suspect takes too long, it continues in ``workers`` together with new events. A task in
+        ``background`` then holds back the remaining suspects for ``BLOCKED_SECONDS``: they must not
+        run together with it again. A failing store is logged. Cancellation releases the suspects.
         """
         waiting: dict[str, HeldLease] = {}
         blocking: trio.Event | None = None
@@ -118,7 +119,7 @@ class Quarantine:
         lease: HeldLease,
         workers: trio.Nursery,
     ) -> trio.Event | None:
-        """Run one event alone, for ``ALONE_SECONDS`` at most.
+        """Run one event alone, for at most ``ALONE_SECONDS``.
 
         Returns None if it has ended by then, otherwise an event that is set when it ends.
         """
@@ -137,7 +138,7 @@ class Quarantine:
             await ended.wait()
         if ended.is_set():
             return None
-        # Other events run beside it from here on: the store must not mark its run as alone.
+        # Other events run at the same time from now on: the store must not mark its run as alone.
         await self._inbox.join(record.key)
         return ended
 

@@ -41,7 +41,7 @@ from .run_watch import RunWatch
 
 _log = get_logger("webhooks")
 
-#: The interval at which the feeder asks for changes of other processes (``events replay``), in
+#: The interval at which the feeder polls for changes by other processes (``events replay``), in
 #: seconds. It costs no disk access, because SQLite keeps a counter of changes in memory.
 POLL_SECONDS = 0.5
 
@@ -55,19 +55,20 @@ FEED_LIMIT = 100
 #: The Retry-After, in seconds, when the queue is full.
 FULL_RETRY_SECONDS = 5.0
 
-#: The seconds after which held leases are renewed, and others given up. A stall may last for
+#: Seconds after which held leases are renewed, and others given up. A stall may last for
 #: ``LEASE_SECONDS`` less this before another process takes running events over.
 RENEW_SECONDS = 5.0
 
-#: The longest wait of a due event after a stall of the store or of this process, in seconds, if a
+#: The longest wait of a due event after the store or this process was blocked, in seconds, if a
 #: worker is free: a lease without a run is given up, and its event fetched.
 PICK_UP_SECONDS = RENEW_SECONDS + FETCH_SECONDS
 
-#: The same if the process that had the lease does not come back.
+#: The same if the process that had the lease does not return.
 TAKE_OVER_SECONDS = LEASE_SECONDS + FETCH_SECONDS
 
 
-#: An event in the channel, the number of its next run, whether that is surely its first, its lease.
+#: An event in the channel, the number of its next run, whether that is certainly its first run, and
+#: its lease.
 _Queued = tuple[VerifiedDelivery, int, bool, HeldLease]
 
 
@@ -80,7 +81,7 @@ class WorkerPool:
         inbox: the open store that keeps them.
         counters: counts accepted and refused events.
         clock: returns Unix seconds.
-        after_crash: events of a process that did not end properly were found; those that may have
+        after_crash: there are events of a process that did not end properly; those that may have
             ended it run alone first.
     """
 
@@ -117,8 +118,8 @@ class WorkerPool:
         self._slot_freed = Bell()
         self._feeder_blocked = False
         self._closed = False
-        # No deadline: it ends with the workers, for which Trio waits in any case, and while a plain
-        # function runs in its thread no other process may claim its event.
+        # No deadline: it ends with the workers, for which Trio waits in any case. While a plain
+        # function runs in its thread, no other process may claim its event.
         self._renewing = trio.CancelScope(shield=True)
         self.ended: trio.Event = trio.Event()
         self._claimer = Claimer(runner, inbox, clock=clock)
@@ -142,7 +143,7 @@ class WorkerPool:
 
     @property
     def capacity(self) -> int:
-        """Return the bound of :attr:`depth`."""
+        """Return the upper limit of :attr:`depth`."""
         return self._capacity
 
     @property
@@ -157,12 +158,12 @@ class WorkerPool:
 
     @property
     def workers(self) -> int:
-        """Return how many events run at once."""
+        """Return the maximum number of concurrent runs."""
         return self._workers
 
     @property
     def idle(self) -> bool:
-        """Say whether no event waits in memory and no worker runs one."""
+        """Return whether no event waits in memory and no worker runs one."""
         return self._slots_used == 0 and not self._running
 
     # -- accepting ---------------------------------------------------------------------------
@@ -172,13 +173,13 @@ class WorkerPool:
 
         A refused event is not in the store. Cancellation does not undo a commit.
         """
-        # While the feeder waits for a slot, older events in the store go first. Otherwise a flood
-        # of new events would take every slot, and the store would grow without bound.
+        # While the feeder waits for a slot, older events in the store take precedence. Otherwise a
+        # flood of new events would take every slot, and the store would grow without bound.
         if self._closed or self._feeder_blocked or self._slots_used >= self._capacity:
             await trio.lowlevel.checkpoint()
             return self._refuse(arrival)
         self._slots_used += 1
-        # An ordered event is claimed from the store, which knows the order also after a restart
+        # An ordered event is claimed from the store, which knows the order even after a restart
         # (docs/adr/0003-lease-tokens.md). So is any event while older ones wait in the store: it
         # would overtake them.
         direct = not (arrival.delivery.ordered or self._store_has_due)
@@ -204,9 +205,9 @@ class WorkerPool:
                     self._send.send_nowait((arrival, admitted.attempts + 1, is_first, lease))
             return answers.OK
         finally:
-            # A commit that was cancelled, or not confirmed in time, may still succeed; the sender
-            # learns that from its redelivery. The next renewal gives the lease up then, and the
-            # feeder finds the event. The slot is freed in any case.
+            # A commit that was cancelled, or not confirmed in time, may still succeed; the answer
+            # to the sender's redelivery shows that. The next renewal then gives the lease up, and
+            # the feeder finds the event. The slot is freed in any case.
             if not queued:
                 if lease is not None:
                     self._runner.leases.drop(lease)
@@ -233,9 +234,9 @@ class WorkerPool:
     ) -> None:
         """Run workers, feeder and lease renewal until :meth:`close` and the channel is empty.
 
-        After a crash, events that may have caused it run first. Cancelled, the workers release
-        their events; those in the channel stay in the store. A plain function in its thread is
-        waited for, also after a cancellation: ``webhook.still_running`` names it then.
+        After a crash, events that may have caused it run first. On cancellation, the workers
+        release their events; those in the channel stay in the store. It waits for a plain function
+        in its thread even then, and ``webhook.still_running`` names it.
         """
         with self._receive, self._send:
             async with trio.open_nursery() as background:
@@ -267,25 +268,25 @@ class WorkerPool:
                     for _ in range(self._workers):
                         workers.start_soon(self._keep_working)
             finally:
-                # Inside the nursery, which is still open here: no task can be started in a closed
+                # Inside the nursery, while it is still open: no task can be started in a closed
                 # one.
                 self._runner.use_tasks(None)
                 tasks.close()
 
     @property
     def closed(self) -> bool:
-        """Say whether :meth:`close` was called."""
+        """Return whether :meth:`close` was called."""
         return self._closed
 
     def close(self) -> None:
-        """Take nothing new; the workers finish the channel's events, then :meth:`run` returns."""
+        """Accept nothing new; the workers finish the channel's events, then :meth:`run` returns."""
         self._closed = True
         self._send.close()
 
     # -- workers -----------------------------------------------------------------------------
 
     async def _keep_working(self) -> None:
-        """Run a worker until the channel has ended, also after a run has been cancelled."""
+        """Run a worker until the channel has ended, even if a run has been cancelled."""
         while await run_in_cell(self._work):
             pass
 
@@ -353,7 +354,7 @@ class WorkerPool:
             for record in due.records:
                 lease = waiting.get(record.key)
                 if lease is None:
-                    continue  # a run of it has its lease already
+                    continue  # a run already has its lease
                 if not await self._queue(record, lease, is_first=record.key in due.unbegun):
                     break
                 del waiting[record.key]
@@ -383,7 +384,7 @@ class WorkerPool:
         return True
 
     async def _wait_for_work(self) -> None:
-        """Wait until the feeder is woken, a retry is due, or another process wrote.
+        """Wait until the feeder is woken, a retry is due, or another process has written.
 
         At most ``FETCH_SECONDS``.
         """

@@ -83,22 +83,22 @@ class QueuedRuns:
         """Run an event as run number ``attempt``; record and return its outcome.
 
         The start is durable before the handler runs, so that a run which kills the process is
-        counted. Only the first run of a ``fresh`` event, which surely no process has begun before,
-        does not wait for that: see docs/adr/0047-unawaited-claims.md. When the store
-        fails, the outcome is held in memory and written once the store answers. Cancelled, it
-        releases an unfinished event, and the attempt does not count; a plain function goes on in
-        its thread, and its outcome is recorded.
+        counted. Only the first run of a ``fresh`` event, which certainly no process has started
+        before, does not wait for that: see docs/adr/0047-unawaited-claims.md. If the store fails,
+        the outcome stays in memory and is written once the store answers. Cancellation releases an
+        unfinished event, and the attempt does not count; a plain function continues in its thread,
+        and its outcome is recorded.
 
         Args:
             arrival: the event.
             lease: its lease, which the caller drops afterwards.
             attempt: counted from 1.
-            fresh: no run of it has begun.
+            fresh: no run of it has started.
             alone: no other run is in progress.
         """
         delivery = arrival.delivery
         handler = self._handlers.find(delivery.type, delivery.raw)
-        # The route is asked first: if it is paused, the store is written only once.
+        # Check the route first: if it is paused, the store is written only once.
         gate = None if handler is None else handler.gate
         postponed = None if gate is None else gate.hold()
         if postponed is not None:
@@ -107,7 +107,7 @@ class QueuedRuns:
         has_slot = has_started = False
         try:
             if threads is not None:
-                await threads.acquire()  # before the run begins and counts
+                await threads.acquire()  # before the run starts and counts
                 has_slot = True
             if fresh:
                 self._inbox.begin(lease.key, now=self._clock())
@@ -133,9 +133,9 @@ class QueuedRuns:
                 threads.release()
 
     async def _start(self, key: str, *, alone: bool) -> bool:
-        """Record that a run begins; return whether this process still holds the lease.
+        """Record the start of a run; return whether this process still holds the lease.
 
-        If the store is lost, the event runs all the same: no later start could find it.
+        If the store is lost, the event runs anyway: no later start could find it.
         """
         try:
             is_ours = await retry_until_stored(
@@ -161,8 +161,8 @@ class QueuedRuns:
         delivery = arrival.delivery
         if delivery.tenant_id is not None and self._parking.is_orphan(delivery, tenant):
             reason = (
-                f"its tenant {delivery.tenant_id} is not known here: it was purged, and "
-                "no other tenant may get its events"
+                f"its tenant {delivery.tenant_id} is unknown here: it was purged, and no other "
+                "tenant may get its events"
             )
             return await self._end(delivery, lease, attempt, Dead(reason))
         if handler is None or (
@@ -238,7 +238,7 @@ class QueuedRuns:
         )
 
     def must_run_alone(self, record: DeliveryRecord) -> bool:
-        """Say whether the next run of an event must be alone in the process."""
+        """Return whether the next run of an event must be alone in the process."""
         return must_run_alone(
             record.process_ends,
             attempts=record.attempts,

@@ -1,9 +1,8 @@
 """The receiver as one ASGI application, with its inbox and workers.
 
 :class:`WebhookReceiver` opens the store, builds handlers, runner and queue, and starts its services
-in the nursery that it is given: the runtime's, or its own where it is mounted. It answers 200 for
-an event only once the inbox has it, and closes the store only after the last run has recorded its
-end.
+in a nursery: the runtime's, or its own if it is mounted. It answers 200 for an event only once the
+inbox has it, and closes the store only after the last run has recorded its outcome.
 """
 
 import json
@@ -30,7 +29,7 @@ from ..storage.open import open_store
 from ..storage.ports import Inbox, Store
 from . import asgi
 from .answers import Answer
-from .companion import BackgroundTask, Part, keep
+from .companion import BackgroundTask, Part, supervise
 from .counters import Counters
 from .effects import Conclusions
 from .endpoint import DeliveryPaths, Endpoint
@@ -55,24 +54,24 @@ if TYPE_CHECKING:
 
 _log = get_logger("webhooks")
 
-#: The seconds between two passes of retention: the settings count in hours.
+#: Seconds between two retention passes; the settings are in hours.
 JANITOR_SECONDS = 3600.0
 
-#: The most ids that a drain report lists; the counts are always complete.
+#: The maximum number of ids in a drain report; the counts are always complete.
 REPORTED_IDS = 100
 
-#: The most long runs that readiness names.
+#: The maximum number of long runs that readiness names.
 REPORTED_RUNS = 3
 
 
 class Share(msgspec.Struct, frozen=True):
     """The share of one process in the work of a receiver; by default it does all of it.
 
-    ``deliveries``: it accepts and runs deliveries. ``singletons``: it does the work of which only
-    one process may be in charge: it holds the lock of the data directory, takes over events of
-    earlier processes, upgrades, applies the retention, and sends notifications. ``owner`` is its
-    name in the store; None: a random one. ``after_crash``: runs that ended a process are left to
-    it, and it runs them alone first. ``first``: it logs for all processes what concerns them all.
+    ``deliveries``: it accepts and runs deliveries. ``singletons``: it does the work that only one
+    process may do: it holds the lock of the data directory, takes over events of earlier processes,
+    upgrades, applies the retention, and sends notifications. ``owner`` is its name in the store;
+    None: a random one. ``after_crash``: it takes the runs that ended a process, and runs them alone
+    first. ``first``: it writes log lines that concern all processes.
     """
 
     deliveries: bool = True
@@ -86,7 +85,7 @@ WHOLE = Share()
 
 
 class DrainReport(msgspec.Struct, frozen=True):
-    """The deliveries that a shutdown has finished or left behind.
+    """The deliveries that a shutdown has finished or abandoned.
 
     ``drained`` events were finished during the drain. ``persisted`` ones are unfinished and wait
     in the store for the next start; ``lost`` ones were only in memory (``Storage:Backend`` is
@@ -100,11 +99,11 @@ class DrainReport(msgspec.Struct, frozen=True):
 
 
 class WebhookReceiver:
-    """The webhook receiver alone: an ASGI application that any Trio ASGI server mounts.
+    """The webhook receiver without a runtime: an ASGI application for any Trio ASGI server.
 
     Args:
         settings: validated settings; an access token is not needed.
-        handlers: which handler runs for which event type.
+        handlers: the handlers by event type.
         inbox: an open inbox to use, without tenants; None: it opens ``settings.storage`` itself
             and closes it.
         client: ``services.client`` of the handlers, open while the receiver runs; None: the
@@ -119,13 +118,14 @@ class WebhookReceiver:
             notifications; started only with tenants.
         share: the work of this process, if several processes form one receiver.
 
-    Its services need a nursery: the ASGI lifespan starts and drains it. Servers pass none to
-    a mounted application: give :meth:`lifespan` to the application around it, or start it with
-    ``await nursery.start(receiver.run)``. Until it runs, and after its end, deliveries are answered
-    503. On an asyncio server, as uvicorn, it cannot run: ``sdk_trio.asgi.Threaded`` can.
+    Its services need a nursery: the ASGI lifespan starts and drains it. Servers pass no lifespan to
+    a mounted application: pass :meth:`lifespan` to the application that mounts it, or start it with
+    ``await nursery.start(receiver.run)``. Before it runs, and after its end, deliveries are
+    answered 503. It cannot run on an asyncio server such as uvicorn: use ``sdk_trio.asgi.Threaded``
+    there.
 
     Raises:
-        OptionsValidationError: from the settings.
+        OptionsValidationError: the settings cannot be used.
         MissingHandlersError: ``FailOnMissingHandlers`` is true and a known type has no handler.
         NotSupportedError: ``DefaultTenantStrategy`` is FirstUserOrganization.
         DefaultTenantError: ``DefaultTenantStrategy`` is HostSupplied, and ``host_upgrade`` has no
@@ -160,7 +160,7 @@ class WebhookReceiver:
         self._throttle = Throttle(lines=LINES, seconds=SECONDS)
         self._given_inbox = inbox
         self._client = client
-        # The function itself: each delivery calls it several times.
+        # Keep the function itself: each delivery calls it several times.
         self._clock = clock or current_clock().wall
         self._client_factory = client_factory
         self._host_upgrade = host_upgrade
@@ -172,7 +172,7 @@ class WebhookReceiver:
         self._drain_wanted = trio.Event()
         #: The name that holds this process's leases in the store.
         self.owner: str = share.owner or str(uuid.uuid4())
-        # The owner of a runtime before this one that is known to be dead.
+        # The owner of an earlier runtime that is known to be dead.
         self._dead: str | None = None
         self._is_locked = False
         #: The number of deliveries of earlier processes that the start has taken over.
@@ -189,7 +189,8 @@ class WebhookReceiver:
     # -- ASGI --------------------------------------------------------------------------------
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one ASGI connection: ``http``, or the ``lifespan`` of a stand-alone mount."""
+        """Serve one ASGI connection: ``http``, or the ``lifespan`` of a receiver without a
+        runtime."""
         if not trio.lowlevel.in_trio_run():
             await self._refuse_loop(scope, receive, send)
         elif scope["type"] == "http":
@@ -202,7 +203,7 @@ class WebhookReceiver:
     def respond(self, request: DirectRequest) -> Awaitable[Answer | None]:
         """Return the answer to one request; None if its sender has left.
 
-        Cancelled while the handler runs, it releases the delivery.
+        Cancellation while the handler runs releases the delivery.
         """
         return self._endpoint.respond(request)
 
@@ -210,9 +211,9 @@ class WebhookReceiver:
         """Check new settings and return a function that puts them into force.
 
         Only the keys of ``webhooks.endpoint.LIVE_KEYS`` can change while it runs; the others are
-        taken over as given, so pass the running settings with these keys changed. Calling the
-        returned function cannot fail and changes everything at once; tenants' credentials are then
-        looked up again.
+        used as given, so pass the running settings with these keys changed. Calling the returned
+        function cannot fail and changes everything at once; tenants' credentials are then read
+        again.
 
         Raises:
             OptionsValidationError: the settings cannot be used; nothing has changed.
@@ -238,7 +239,7 @@ class WebhookReceiver:
     async def _refuse_loop(  # noqa: ASYNC910 - another library's loop has no checkpoints of Trio
         self, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """Log and answer that this loop is not Trio's; nothing can be verified on it."""
+        """Log and answer that this loop is not Trio's; it cannot verify anything."""
         hint = (
             "this receiver needs an ASGI server on Trio (hypercorn -k trio); on asyncio, as under "
             "uvicorn, use sdk_trio.asgi.Threaded instead"
@@ -256,9 +257,9 @@ class WebhookReceiver:
     async def lifespan(self, app: object = None) -> AsyncIterator[None]:
         """Start the receiver, and drain it at the end of the block; on a Trio server.
 
-        It ignores its argument, the application, so that it fits Starlette, FastAPI and Litestar:
-        ``Starlette(lifespan=receiver.lifespan)``. Cancelled, or when the drain times out, running
-        handlers are cancelled and their events released.
+        It ignores its argument, the application, so that it works with Starlette, FastAPI and
+        Litestar: ``Starlette(lifespan=receiver.lifespan)``. On cancellation, or when the drain
+        times out, running handlers are cancelled and their events released.
 
         Raises:
             NotRunningError: the loop is not Trio's.
@@ -294,26 +295,27 @@ class WebhookReceiver:
             nursery.cancel_scope.cancel()
         await send({"type": "lifespan.shutdown.complete"})
 
-    # -- life --------------------------------------------------------------------------------
+    # -- start and stop
+    # --------------------------------------------------------------------------------
 
     @property
     def ready(self) -> bool:
-        """Say whether deliveries are accepted: the receiver runs, and no drain has begun."""
+        """Return whether deliveries are accepted: the receiver runs, and no drain has begun."""
         return self._running is not None and not self._endpoint.draining
 
     @property
     def store(self) -> Inbox:
         """The open inbox; raises :class:`NotRunningError` before the start and after the end."""
         if self._running is None:
-            raise NotRunningError("the receiver does not run, so its store is not open")
+            raise NotRunningError("the receiver is not running, so its store is not open")
         return self._running.inbox
 
     @property
     def tenancy(self) -> "TenantRuntime":
-        """The tenants; raises :class:`NotRunningError` where there are none, or not open."""
+        """The tenants; raises :class:`NotRunningError` if there are none, or they are not open."""
         if self._running is None or self._running.tenancy is None:
             raise NotRunningError(
-                "there are no tenants: the receiver does not run, or MultiTenant:Enabled is false"
+                "there are no tenants: the receiver is not running, or MultiTenant:Enabled is false"
             )
         return self._running.tenancy
 
@@ -321,7 +323,7 @@ class WebhookReceiver:
     def whole_store(self) -> Store:
         """The open store with its other parts; raises :class:`NotRunningError` as :attr:`store`."""
         if self._running is None or self._running.store is None:
-            raise NotRunningError("the receiver does not run, or was given an inbox alone")
+            raise NotRunningError("the receiver is not running, or was given only an inbox")
         return self._running.store
 
     @property
@@ -344,7 +346,7 @@ class WebhookReceiver:
 
         Raises:
             NotRunningError: the store is not open.
-            StoreUnavailableError: the store cannot do it at present.
+            StoreUnavailableError: the store does not answer.
         """
         return await self.store.take_over(dead, heir=heir, now=self._clock())
 
@@ -368,7 +370,8 @@ class WebhookReceiver:
             yield from self.store.samples()
 
     def source_of(self, host: str | None) -> Hashable:
-        """Return the key that connections from ``host`` count by; None for a trusted proxy."""
+        """Return the key by which connections from ``host`` are counted; None for a trusted
+        proxy."""
         return self._endpoint.source_of(host)
 
     def note_refusal(self, status: int, reason: str, address: str | None) -> None:
@@ -376,7 +379,8 @@ class WebhookReceiver:
         self._rejections.note_request(status, reason, address)
 
     def note_secret(self, index: int) -> None:
-        """Note that another process of this receiver has verified with the secret at ``index``."""
+        """Note that another process of this receiver has verified a delivery with the secret at
+        ``index``."""
         self._endpoint.secret_usage.note(index, self._clock())
 
     @property
@@ -391,7 +395,7 @@ class WebhookReceiver:
 
     @property
     def held_workers(self) -> str | None:
-        """Describe the long runs that hold all workers; None while a worker is free."""
+        """Describe the long runs that occupy all workers; None while a worker is free."""
         if self._running is None:
             return None
         queue = self._running.queue
@@ -403,7 +407,7 @@ class WebhookReceiver:
             f"{run.handler} with {run.webhook_id} for {seconds_of(run):.0f} s"
             for run in runs[:REPORTED_RUNS]
         )
-        return f"long runs hold all {queue.workers} workers: {named}"
+        return f"long runs occupy all {queue.workers} workers: {named}"
 
     @property
     def upgrade_step(self) -> str | None:
@@ -411,10 +415,10 @@ class WebhookReceiver:
         return None if self._upgrader is None else self._upgrader.step
 
     async def leave(self) -> None:
-        """Release the events of handlers that no cancellation ends, and write :attr:`report`.
+        """Release the events of handlers that do not end when cancelled, and write :attr:`report`.
 
-        Call it only right before the process ends: another process may claim a released event,
-        and a run that still goes on here would then run twice at once.
+        Call it only right before the process ends: another process may claim a released event, and
+        a run that continues here would then run twice concurrently.
         """
         if self._last is None:
             await trio.lowlevel.checkpoint()
@@ -424,18 +428,18 @@ class WebhookReceiver:
 
     @property
     def idle(self) -> bool:
-        """Say whether no event waits in memory and no worker runs one."""
+        """Return whether no event waits in memory and no worker runs one."""
         return self._running is None or self._running.queue.idle
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Open the store and run the services; report the start once deliveries can be accepted.
 
         With tenants, the first start runs the upgrade from a single tenant before that, and raises
-        the upgrade's errors.
+        its errors.
 
-        Returns after :meth:`drain`. Cancelled, it cancels running handlers and releases their
-        events; :attr:`report` lists the unfinished ones. The store stays open until the inline
-        runs of open requests have ended, for 5 s at most after a cancellation.
+        Returns after :meth:`drain`. Cancellation cancels running handlers and releases their
+        events; :attr:`report` lists the unfinished ones. The store stays open until the inline runs
+        of open requests have ended, at most 5 s after a cancellation.
         """
         async with self.opened(), trio.open_nursery() as nursery:
             await self.start_services(nursery)
@@ -449,7 +453,7 @@ class WebhookReceiver:
         """Open the store for the block, in which :meth:`start_services` can be called.
 
         At its end, it waits for inline runs to record their outcomes, writes :attr:`report`, and
-        closes the store. The caller ends the services before.
+        closes the store. The caller must end the services first.
 
         Raises:
             StoreLockedError: another process uses the data directory.
@@ -477,7 +481,7 @@ class WebhookReceiver:
                 await running.runner.inline.wait_until_ended()
             finally:
                 self._running = self._endpoint.paths = None
-                # Two scopes, so that inline runs which do not end cannot take the report's time.
+                # Two scopes, so that inline runs that do not end cannot use up the report's time.
                 with trio.move_on_after(CLEANUP_SECONDS, shield=True):
                     await running.runner.inline.wait_until_ended()
                 with trio.move_on_after(CLEANUP_SECONDS, shield=True):
@@ -488,7 +492,7 @@ class WebhookReceiver:
     def locked(self) -> Iterator[None]:
         """Hold the lock of the data directory for the block, if this process needs it.
 
-        :meth:`opened` takes it unless its caller holds it already.
+        :meth:`opened` takes it unless its caller already holds it.
 
         Raises:
             StoreLockedError: another process uses the data directory.
@@ -602,7 +606,7 @@ class WebhookReceiver:
         return self._endpoint.draining
 
     async def drain(self) -> None:
-        """Accept nothing new, finish what is queued in memory, and end :meth:`run`.
+        """Accept nothing new, finish the events in memory, and end :meth:`run`.
 
         Cancelling this call does not stop the drain; cancel :meth:`run` to cut it short.
         """
@@ -633,7 +637,7 @@ class WebhookReceiver:
             self._running.queue.close()
 
     def stop_accepting(self) -> None:
-        """Answer every further delivery 503; runs in progress go on."""
+        """Answer every further delivery 503; runs in progress continue."""
         if not self._endpoint.draining and self._running is not None:
             self._running.handled_before_drain = self.counters.values.get("handled", 0)
         self._endpoint.draining = True
@@ -704,7 +708,8 @@ class WebhookReceiver:
         return partial(TracedRunner, tracer=tracer, links=links)
 
     def _report_missing_handlers(self) -> None:
-        """Log a warning for each known type without a handler, as the specification asks (6.1)."""
+        """Log a warning for each known type without a handler, as the specification requires
+        (6.1)."""
         routed = _routed_types(self.settings, self._registry)
         for each in self._registry.missing(routed=routed):
             _log.warning(
@@ -713,12 +718,15 @@ class WebhookReceiver:
                 type=each.type,
                 event_class=each.event_class,
                 register=each.registration,
-                hint=f"its events are parked; handlers.ignore({each.event_class}) if that is meant",
+                hint=(
+                    f"its events are parked; handlers.ignore({each.event_class}) if that is "
+                    "intended"
+                ),
             )
 
     async def _write_report(self, inbox: Inbox, running: "_Running") -> None:
         drained = self.counters.values.get("handled", 0) - running.handled_before_drain
-        if inbox.failing:  # the query would take longer than a shutdown may
+        if inbox.failing:  # the query would take longer than a shutdown allows
             await trio.lowlevel.checkpoint()
             return
         try:
@@ -737,7 +745,7 @@ class WebhookReceiver:
 
 
 async def _start(nursery: trio.Nursery, may_end: Callable[[], bool], name: str, part: Part) -> None:
-    await nursery.start(partial(keep, name, part, may_end=may_end))
+    await nursery.start(partial(supervise, name, part, may_end=may_end))
 
 
 def _routed_types(settings: Settings, handlers: HandlerRegistry) -> tuple[str, ...]:
@@ -762,7 +770,7 @@ def _tenant_keys(tenancy: "TenantRuntime", settings: Settings) -> "TenantKeys":
 
 
 async def _unfinished(inbox: Inbox) -> tuple[int, tuple[str, ...]]:
-    """Return how many deliveries are unfinished, and the ids of the first of them."""
+    """Return the number of unfinished deliveries, and the ids of the first ones."""
     counts = await inbox.counts()
     ids: list[str] = []
     for state in sorted(UNFINISHED):
@@ -783,7 +791,7 @@ class Janitor:
         self._clock = clock
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Run until cancelled; a store that fails is tried again an hour later."""
+        """Run until cancelled; a failing store is retried an hour later."""
         task_status.started()
         while True:
             try:

@@ -31,17 +31,17 @@ _log = get_logger("webhooks")
 
 T = TypeVar("T")
 
-#: The seconds that a cancelled task may take to record an outcome: longer than a slow disk's sync.
-#: If the store does not answer by then, its lease expires, and the event is claimed again.
+#: Seconds that a cancelled task may take to record an outcome: longer than a slow disk's sync. If
+#: the store does not answer by then, its lease expires, and the event is claimed again.
 CLEANUP_SECONDS = 5.0
 
-#: The seconds after which a failing store is tried again.
+#: Seconds after which a failing store is retried.
 STORE_RETRY_SECONDS = 1.0
 
 #: The Retry-After, in seconds, while another delivery of the same key is still being handled.
 BUSY_RETRY_SECONDS = 5.0
 
-#: The most events that one line of the log names.
+#: The maximum number of events that one log line names.
 _NAMED = 20
 
 BUSY = answers.unavailable(BUSY_RETRY_SECONDS)
@@ -70,8 +70,8 @@ class OutcomeRecorder:
 
     Args:
         inbox: the open store.
-        handlers: name the handler of a failed run.
-        counters: count outcomes and duplicates.
+        handlers: gives the name of a failed run's handler.
+        counters: counts outcomes and duplicates.
         clock: returns Unix seconds.
     """
 
@@ -92,10 +92,10 @@ class OutcomeRecorder:
     async def record(self, key: str, outcome: Outcome) -> None:
         """Record the outcome of a run.
 
-        Cancelled before it begins, it may still take ``CLEANUP_SECONDS``.
+        If cancelled before it starts, it may still take ``CLEANUP_SECONDS``.
 
         Raises:
-            StoreUnavailableError: the outcome may be recorded or not.
+            StoreUnavailableError: it is unknown whether the outcome was recorded.
         """
         try:
             await trio.lowlevel.checkpoint_if_cancelled()
@@ -110,10 +110,10 @@ class OutcomeRecorder:
             await self._inbox.finish(key, outcome, now=self._clock())
 
     async def record_until_stored(self, lease: HeldLease, outcome: Outcome) -> None:
-        """Record the outcome of a queued run, however often the store fails.
+        """Record the outcome of a queued run; retry while the store fails.
 
-        No sender repeats a queued event, so its outcome stays in memory until the store has it. A
-        lost store has no later start that would find the event: its outcome is dropped.
+        No sender repeats a queued event, so its outcome stays in memory until the store has it.
+        After the loss of a store, no later start would find the event: its outcome is dropped.
         """
         lease.is_ending = True
         at = None
@@ -152,7 +152,7 @@ class OutcomeRecorder:
     # -- in the log and the counters ---------------------------------------------------------
 
     def answer_known(self, delivery: NewDelivery, admitted: Admitted) -> Answer:
-        """Answer a delivery whose key the inbox knows: 200, or 503 while the first one runs."""
+        """Answer a delivery whose key the inbox has: 200, or 503 while the first one runs."""
         if not admitted.same_body:
             self.report_different_body(delivery)
         else:
@@ -161,7 +161,7 @@ class OutcomeRecorder:
         return BUSY if admitted.admission is Admission.RUNNING else answers.OK
 
     def report_different_body(self, delivery: NewDelivery) -> None:
-        """Count and log a known key that came with another body; the inbox has kept both."""
+        """Count and log a known key that arrived with another body; the inbox has stored both."""
         self._counters.count("different_body")
         _log.warning(
             "webhook.duplicate",
@@ -169,19 +169,23 @@ class OutcomeRecorder:
             type=delivery.type,
             address=delivery.address,
             different_body=True,
-            hint="same signer and webhook-id, other bytes: the first ones stay, these are kept "
-            "beside them ('events show' has both)",
+            hint=(
+                "same signer and webhook-id, other bytes: the first body stays, and this one is "
+                "stored beside it ('events show' has both)"
+            ),
         )
 
     def report_lost(self, keys: Sequence[str]) -> None:
-        """Count and log events that another process has taken over."""
+        """Count and log events that another process has claimed."""
         self._counters.count("lease_lost", len(keys))
         _log.warning(
             "webhook.lease_lost",
             keys=keys[:_NAMED],
             events=len(keys),
-            hint="another process has taken these events over, because this one was stalled for "
-            "longer than a lease; outcomes of their runs in this process are not recorded",
+            hint=(
+                "another process has claimed these events, because this one did not respond for "
+                "longer than a lease; outcomes of their runs in this process are not recorded"
+            ),
         )
 
     def report(
@@ -196,7 +200,7 @@ class OutcomeRecorder:
         if type(outcome) is Done:
             self._counters.count("handled")
             if delivery.tenant_id is None and handler is not None:
-                # The usual case: no dictionary is built, which a disabled log would discard.
+                # The common case: build no dictionary, which a disabled log would discard.
                 _log.info(
                     "webhook.handled",
                     webhook_id=delivery.webhook_id,

@@ -68,7 +68,7 @@ R = TypeVar("R", bound=Awaitable[Any] | WebhookHandlerBase[Any] | None)
 
 
 class Registration(msgspec.Struct, frozen=True):
-    """One registered handler: the given object, and how its events run.
+    """One registered handler: the given object, and the options for running its events.
 
     ``event_class`` is the class that it was registered for, None for a fallback; ``place`` is the
     line that registered it.
@@ -85,12 +85,12 @@ class Registration(msgspec.Struct, frozen=True):
     place: str = ""
 
 
-#: The type of the delivery by which ``doctor`` tries a running receiver; no upstream sends it.
+#: The type of the delivery with which ``doctor`` tests a running receiver; no upstream sends it.
 PROBE_TYPE = "sdk_trio.doctor"
 
 
 class _ProbeHandler(WebhookHandlerBase[Event[Any]]):
-    """Does nothing: a probe is done, and neither reaches a fallback or route nor is parked."""
+    """Does nothing, so a probe is done: it reaches no fallback or route, and is not parked."""
 
     async def handle_core(self, event: Event[Any]) -> None:
         await trio.lowlevel.checkpoint()
@@ -100,7 +100,7 @@ class Gate(Protocol):
     """Decides when a handler takes events; only forwarding has one."""
 
     def hold(self) -> Postponed | None:
-        """Return when an event is due again, None if it can be run now."""
+        """Return when an event is due again, or None if it can run now."""
         ...
 
     def take_answer(self, key: str) -> str | None:
@@ -111,8 +111,8 @@ class Gate(Protocol):
 class BoundHandler(msgspec.Struct, frozen=True):
     """A handler that is ready to run.
 
-    ``threads`` limits how many plain functions run at once; a run acquires a slot before it begins.
-    It is None for other handlers. ``place`` is the line that defines it, None if unknown.
+    ``threads`` limits the number of concurrent plain functions; a run acquires a slot before it
+    starts. It is None for other handlers. ``place`` is the line that defines it, None if unknown.
     """
 
     name: str
@@ -151,7 +151,8 @@ class BoundHandlers(msgspec.Struct, frozen=True):
         return Documents(row for row in rows if row is not None)
 
     def find(self, event_type: str, raw: bytes | None = None) -> BoundHandler | None:
-        """Return the handler of ``event_type``, else of a route or the fallback, else None.
+        """Return the handler of ``event_type``, otherwise of a route or the fallback, otherwise
+        None.
 
         ``raw`` is the body, against which the conditions of routes are checked.
         """
@@ -163,12 +164,12 @@ class BoundHandlers(msgspec.Struct, frozen=True):
         return self.fallback if index is None else self.routed[index].handler
 
 
-#: A handler whose effects are one transaction with the event's end.
+#: A handler whose effects are committed in one transaction with the event's end.
 TransactionFunction = Callable[[E, Transaction[Any]], None]
 
 
 class Registrar(Protocol[E]):
-    """The decorator that ``@handlers.on(OrderPaidEvent)`` is: it returns what it is given."""
+    """The decorator of ``@handlers.on(OrderPaidEvent)``: it returns its argument."""
 
     @overload
     def __call__(self, handler: type[C], /) -> type[C]: ...
@@ -183,7 +184,7 @@ class Registrar(Protocol[E]):
 class MissingHandler(msgspec.Struct, frozen=True):
     """A known event type without a handler, as the completeness check reports it.
 
-    ``count`` is how many there are, as "N of 28".
+    ``count`` is their number, as "N of 28".
     """
 
     count: str
@@ -238,33 +239,33 @@ class HandlerRegistry:
             handler: an instance of :class:`WebhookHandlerBase`; or a factory (a class included)
                 that takes nothing or the :class:`Services` and returns one; or a function of the
                 event, or of the event and the services. An ``async`` one runs in the event loop, a
-                plain one in a thread, ``Queue:Threads`` of them at once.
-            enqueue: commit the event to the inbox, answer 200, and run the handler in a worker
-                with local retries. Advised from about 5 seconds of work, because senders give up
-                on a delivery after some 10.
+                plain one in a thread, at most ``Queue:Threads`` of them concurrently.
+            enqueue: commit the event to the inbox, answer 200, and run the handler in a worker with
+                local retries. Recommended from about 5 seconds of work, because senders give up on
+                a delivery after about 10.
             ordered: with ``enqueue``: the events of one ``data.id`` run one at a time, in the
                 order of arrival.
-            run_when_suspended: False keeps the events of a tenant that is not active as parked,
-                to be replayed once it is active again. Those of a deleted tenant always are.
+            run_when_suspended: False parks the events of a tenant that is not active; replay them
+                once it is active again. Events of a deleted tenant are always parked.
             transaction: with ``enqueue``: ``handler`` is a plain function of the event and a
                 :class:`~sdk_trio.Transaction` of the store's own database, which holds the event.
-                What it writes by ``tx.connection`` is committed with the event's end, or neither
-                is, so it is applied once. See docs/how-to/exactly-once.md.
-            asyncio: await the ``async`` handler on the asyncio loop of the server beside which
-                ``sdk_trio.asgi.Threaded`` runs. Objects of Trio, such as ``services.client``,
-                cannot be awaited there.
+                Its writes through ``tx.connection`` and the event's end are committed together or
+                not at all, so they are applied once. See docs/how-to/exactly-once.md.
+            asyncio: await the ``async`` handler on the asyncio loop of the server in which
+                ``sdk_trio.asgi.Threaded`` runs. Trio's objects, such as ``services.client``, cannot
+                be awaited there.
 
         Raises:
             HandlerRegistrationError: the type has a handler already, the class is not in the
-                catalogue, or ``handler`` is no handler, or one of another event class.
+                catalogue, or ``handler`` is not a handler, or handles another event class.
         """
         wire_type = self._wire_type(event_class)
         if wire_type in self._registrations:
             holder = self._registrations[wire_type]
             raise HandlerRegistrationError(
-                f"{event_class.__name__} ({wire_type}) has a handler already: {holder.name}, "
-                f"registered at {holder.place}. One handler per event type; call both from one, or "
-                "remove a registration."
+                f"{event_class.__name__} ({wire_type}) already has a handler: {holder.name}, "
+                f"registered at {holder.place}. Each event type has one handler: call both "
+                "functions from one handler, or remove a registration."
             )
         registration = _registration(
             handler,
@@ -320,11 +321,11 @@ class HandlerRegistry:
         """Decorate a function or a handler class: :meth:`register` as a decorator.
 
         Raises:
-            HandlerRegistrationError: ``event_class`` is no class of the catalogue, for instance
-                because the decorator was written without it.
+            HandlerRegistrationError: ``event_class`` is not a class of the catalogue, for example
+                because the decorator has no argument.
         """
         if inspect.isfunction(cast("object", event_class)):
-            # Without parentheses Python passes the decorated function, and nothing would be
+            # Without parentheses, Python passes the decorated function, and nothing would be
             # registered.
             raise HandlerRegistrationError(
                 f"@handlers.on above {event_class.__name__} has no event class: write "
@@ -357,12 +358,12 @@ class HandlerRegistry:
     ) -> H:
         """Register ``handler`` for every event whose type has none, unknown types included.
 
-        Without a fallback such events are kept as parked and can be replayed later. The fallback
-        does not satisfy the completeness check, which asks for each type's own handler.
+        Without a fallback such events are parked and can be replayed later. The fallback does not
+        satisfy the completeness check, which requires a handler for each type.
         """
         if self._fallback is not None:
             raise HandlerRegistrationError(
-                f"there is a fallback already: {self._fallback.name}, registered at "
+                f"there is already a fallback: {self._fallback.name}, registered at "
                 f"{self._fallback.place}. Only one is possible."
             )
         registration = _registration(
@@ -378,10 +379,10 @@ class HandlerRegistry:
         return handler
 
     def ignore(self, *event_classes: type[Event[Any]]) -> None:
-        """Mark event types that are left without a handler on purpose.
+        """Mark event types that have no handler on purpose.
 
-        The completeness check no longer reports them. Their events are still parked, or go to the
-        fallback.
+        The completeness check no longer reports them. Their events are still parked, or passed to
+        the fallback.
 
         Args:
             event_classes: classes of the catalogue; none: every known type.
@@ -395,13 +396,13 @@ class HandlerRegistry:
     def around_threads(self, surrounding: Surrounding) -> Surrounding:
         """Enter a context manager around each run of a plain function, in its thread.
 
-        Use it for resources of a thread or of one run: connections, sessions, the locale. It can
-        be used as a decorator.
+        Use it for resources of a thread or of one run: connections, sessions, the locale. It can be
+        used as a decorator.
 
         Args:
-            surrounding: takes the event and returns a context manager, as a generator function
-                under ``contextlib.contextmanager`` does. What it raises fails the run; if it
-                swallows the function's exception, the event is done. The one given first is the
+            surrounding: takes the event and returns a context manager, such as a generator function
+                with ``contextlib.contextmanager``. An exception of it fails the run; if it swallows
+                the function's exception, the event is done. The first one registered is the
                 outermost.
         """
         self._around.append(surrounding)
@@ -409,7 +410,7 @@ class HandlerRegistry:
 
     @property
     def needs_host_loop(self) -> bool:
-        """Say whether a handler has ``asyncio=True``, so that a start without a loop fails."""
+        """Return whether a handler has ``asyncio=True``, so that a start without a loop fails."""
         given = (*self._registrations.values(), self._fallback)
         return any(each is not None and each.asyncio for each in given)
 
@@ -423,7 +424,8 @@ class HandlerRegistry:
     def missing(self, *, routed: Collection[str] = ()) -> tuple[MissingHandler, ...]:
         """Return the known types without a handler, in catalogue order.
 
-        A fallback is no handler of a type. Types given to :meth:`ignore` are left out.
+        A fallback does not count as a handler of a type. Types passed to :meth:`ignore` are
+        excluded.
 
         Args:
             routed: types that routes of the gateway take, which count as handled.
@@ -440,7 +442,7 @@ class HandlerRegistry:
         """Raise :class:`MissingHandlersError`, with every missing type, if there is any.
 
         Args:
-            routed: as of :meth:`missing`.
+            routed: as for :meth:`missing`.
         """
         missing = self.missing(routed=routed)
         if missing:
@@ -457,7 +459,7 @@ class HandlerRegistry:
         return tuple(one for one in each if one.kind is Kind.TRANSACTION)
 
     def require_transactions(self, backend: StorageBackend) -> None:
-        """Raise if handlers want transactions that the store does not have.
+        """Raise if handlers need transactions and the store has none.
 
         Raises:
             OptionsValidationError: names the handlers and their lines.
@@ -475,7 +477,7 @@ class HandlerRegistry:
         """Build every handler once, with ``services``; called when a receiver starts.
 
         Raises:
-            HandlerRegistrationError: a factory raised, or returned no handler.
+            HandlerRegistrationError: a factory raised, or did not return a handler.
         """
         threads = trio.CapacityLimiter(services.settings.webhooks.queue.threads)
         bind = partial(
@@ -495,7 +497,7 @@ class HandlerRegistry:
         )
 
     def _wire_type(self, event_class: type[Event[Any]]) -> str:
-        if isinstance(event_class, str):  # not typed so, but often tried
+        if isinstance(event_class, str):  # not allowed by the types, but often tried
             row = self.catalog.by_type(event_class)
             if row is not None:
                 raise HandlerRegistrationError(
@@ -517,7 +519,7 @@ def _registration(
     name = name_of(handler)
     if ordered and not enqueue:
         raise HandlerRegistrationError(
-            f"{name}: ordered=True needs enqueue=True, because only the queue keeps an order."
+            f"{name}: ordered=True needs enqueue=True, because only the queue keeps the order."
         )
     kind = kind_of(handler)
     if asyncio and kind is Kind.THREAD:
@@ -535,17 +537,16 @@ def _registration(
 
 
 def _require_transaction_function(name: str, handler: object, kind: Kind, *, enqueue: bool) -> None:
-    """Refuse a handler whose effects could not be one transaction with the event's end."""
+    """Refuse a handler whose effects could not be in one transaction with the event's end."""
     if not enqueue:
         raise HandlerRegistrationError(
-            f"{name}: transaction=True needs enqueue=True, because it is a run of the queue that "
-            "the transaction ends."
+            f"{name}: transaction=True needs enqueue=True, because the transaction ends a run of "
+            "the queue."
         )
     if kind is Kind.COROUTINE:
         raise HandlerRegistrationError(
-            f"{name}: in a transaction nothing is awaited, so write `def`. What has to be awaited "
-            "comes before, in an `async` handler that ends with `await services.finish(event, "
-            "save)`."
+            f"{name}: a transaction cannot await anything, so write `def`. To await something "
+            "first, write an `async` handler that ends with `await services.finish(event, save)`."
         )
     if kind is Kind.THREAD:
         signature = signature_of(name, cast("Callable[..., object]", handler))
@@ -579,7 +580,7 @@ def _bind(
             built = _build(name, registration.place, given, services)
     if not isinstance(built, WebhookHandlerBase):
         raise HandlerRegistrationError(
-            f"{registration.place}: {name} returned {type(built).__name__}, which is no "
+            f"{registration.place}: {name} returned {type(built).__name__}, which is not a "
             "WebhookHandlerBase. A function that handles events takes the event."
         )
     _require_handle_core(name, type(built))
@@ -588,8 +589,8 @@ def _bind(
     if registration.asyncio:
         if host_loop is None:
             raise HandlerRegistrationError(
-                f"{registration.place}: {name} has asyncio=True, and there is no asyncio loop: run "
-                "it by sdk_trio.asgi.Threaded in an application of an asyncio server."
+                f"{registration.place}: {name} has asyncio=True, and there is no asyncio loop: "
+                "run it with sdk_trio.asgi.Threaded in an application of an asyncio server."
             )
         built = ForeignHandler(built, host_loop)
     return BoundHandler(
@@ -611,8 +612,8 @@ def _require_handle_core(name: str, handler_class: type[WebhookHandlerBase[Any]]
         or inspect.iscoroutinefunction(inspect.unwrap(function))
     ):
         raise HandlerRegistrationError(
-            f"{name} does not implement `async def handle_core(self, event)`; work that waits "
-            "without await is a plain function of the event, which runs in a thread."
+            f"{name} does not implement `async def handle_core(self, event)`; for work that "
+            "blocks, write a plain function of the event, which runs in a thread."
         )
 
 
@@ -630,7 +631,7 @@ def _require_event_class(registration: Registration, handler_class: type) -> Non
 
 
 def _require_annotation(registration: Registration) -> None:
-    """Refuse a function whose parameter is annotated as what its events are not.
+    """Refuse a function whose parameter is annotated with another class than its events'.
 
     Raises:
         HandlerRegistrationError: names the annotation, and the line that registers the function.
@@ -652,7 +653,7 @@ def _require_annotation(registration: Registration) -> None:
 
 
 def _may_be(wanted: type[Event[Any]] | None, declared: type) -> bool:
-    """Say whether events of ``wanted``, or of any type for None, can be of a declared class."""
+    """Return whether events of ``wanted``, or of any type if None, can have a declared class."""
     if getattr(declared, "_is_protocol", False):
         return True
     if wanted is None:
@@ -669,7 +670,7 @@ def _classes_in(annotation: object) -> list[type] | None:
         members = [_classes_in(each) for each in get_args(annotation)]
         return None if None in members else [each for found in members for each in found or ()]
     declared = origin or annotation
-    # Any is a class, too, from Python 3.11 on.
+    # From Python 3.11 on, Any is also a class.
     return [declared] if isinstance(declared, type) and declared is not Any else None
 
 
@@ -700,7 +701,9 @@ def _build(
     arguments = (services,) if needed_parameters(signature_of(name, factory)) else ()
     try:
         return factory(*arguments)
-    except BaseException as error:  # SystemExit from a factory is its fault, not a wish to stop
+    except (
+        BaseException
+    ) as error:  # SystemExit from a factory is a fault of the factory, not a request to stop
         if is_interrupt(error):
             raise
         raise HandlerRegistrationError(  # noqa: ASYNC104 - no loop cancels a start's factories

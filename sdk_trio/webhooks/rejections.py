@@ -1,11 +1,11 @@
-"""Requests that are not answered 200: counted, logged, and the latest ones kept.
+"""Count and log requests that are not answered 200, and keep the latest ones.
 
 Anyone can cause any number of refusals, so each cause is logged at most :data:`LINES` times in
-:data:`SECONDS`, and one more line reports how many were left out. A verified delivery that could
-not be accepted is noted here too, in addition to the log event with the reason.
+:data:`SECONDS`, and one more line reports how many were omitted. A verified delivery that could not
+be accepted is also noted here, in addition to the log event with the reason.
 
 A ring keeps the latest ones, so that the admin address can show why a sender gets its 400. It holds
-the claims of the request, bounded, and nothing of its body but the type.
+the claims of the request, truncated, and only the type from its body.
 """
 
 import re
@@ -25,7 +25,7 @@ from .verdict import ID_HEADER
 
 _log = get_logger("webhooks")
 
-#: The most lines of one cause (``LINES``) in a time (``SECONDS``).
+#: The maximum number of lines of one cause (``LINES``) in a period (``SECONDS``).
 LINES: Final = 3
 SECONDS: Final = 10.0
 
@@ -47,8 +47,8 @@ class Rejection(msgspec.Struct, frozen=True):
 
     ``event`` is ``webhook.rejected`` (a verification failed) or ``webhook.refused``. ``address`` is
     the sender's, None if unknown. ``webhook_id`` is the sender's claim, if it has the form of an
-    id; ``type`` is its claim, too. ``size`` is that of the body in bytes, where it is known.
-    ``fields`` are further log fields; nothing of a body is among them.
+    id; ``type`` is also its claim. ``size`` is the size of the body in bytes, if known. ``fields``
+    are further log fields; none contains a part of a body.
     """
 
     event: str
@@ -61,10 +61,10 @@ class Rejection(msgspec.Struct, frozen=True):
     size: int | None = None
 
 
-#: Rejections that are kept: about a quarter of a megabyte.
+#: The number of rejections that are kept: about a quarter of a megabyte.
 KEPT: Final = 500
 
-#: The most characters of a detail that are kept.
+#: The maximum length of a stored detail, in characters.
 _DETAIL_CHARACTERS: Final = 300
 
 #: Log fields with the tenant that a request claims.
@@ -72,7 +72,7 @@ _TENANT_FIELDS: Final = ("tenant", "claimed_tenant")
 
 
 class RejectionRing:
-    """The last :data:`KEPT` rejections, with their number and time.
+    """The last :data:`KEPT` rejections, with their numbers and times.
 
     Args:
         clock: returns Unix seconds.
@@ -95,11 +95,11 @@ class RejectionRing:
         """Count the rejections of another process, and keep its newest ones.
 
         Args:
-            causes: how many there were of each cause since its last report.
-            newest: those of them that it still had, each with its time, oldest first.
+            causes: the number of rejections by cause since its last report.
+            newest: the rejections that it still had, each with its time, oldest first.
         """
         self._causes.update(causes)
-        # Rejections without a row came before the others, so the last row has the highest number.
+        # Rejections without a row preceded the others, so the last row has the highest number.
         self._total += sum(causes.values()) - len(newest)
         for at, rejection in newest:
             self._keep(at, rejection)
@@ -109,26 +109,26 @@ class RejectionRing:
         self._kept.append((self._total, at, rejection))
 
     def after(self, seq: int) -> list[tuple[float, Rejection]]:
-        """Return those that are kept and came after the one with this number, oldest first."""
+        """Return the stored rejections after the one with this number, oldest first."""
         return [(at, rejection) for number, at, rejection in self._kept if number > seq]
 
     @property
     def total(self) -> int:
-        """Return how many there were since the start: the ``seq`` of the newest."""
+        """Return the number of rejections since the start: the ``seq`` of the newest."""
         return self._total
 
     @property
     def causes(self) -> Mapping[str, int]:
-        """Return how many there were of each cause."""
+        """Return the number of rejections by cause."""
         return Counter(self._causes)
 
     def newest(self, *, cause: str | None, before: int | None, limit: int) -> list[dict[str, Any]]:
-        """Return up to ``limit`` of those that are kept, newest first, as JSON.
+        """Return up to ``limit`` stored rejections, newest first, as JSON.
 
         Args:
-            cause: only those of this cause.
-            before: only those with a smaller ``seq``.
-            limit: at most so many.
+            cause: only rejections with this cause.
+            before: only rejections with a smaller ``seq``.
+            limit: the maximum number.
         """
         found: list[dict[str, Any]] = []
         for seq, at, rejection in reversed(self._kept):
@@ -162,7 +162,7 @@ class Rejections:
     """Notes every rejection of one receiver.
 
     Args:
-        counters: counts them by cause.
+        counters: counts rejections by cause.
         clock: returns seconds that never go back; None: the clock of the process.
     """
 
@@ -174,7 +174,7 @@ class Rejections:
             else Throttle(lines=LINES, seconds=SECONDS, clock=clock)
         )
         self._left_out = trio.Event()
-        #: The last ones, for the admin address.
+        #: The latest rejections, for the admin address.
         self.ring: RejectionRing = RejectionRing()
 
     def note(self, rejection: Rejection) -> None:
@@ -207,7 +207,7 @@ class Rejections:
     async def run(  # noqa: ASYNC910 - it never returns
         self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Log how many lines were left out, every ``SECONDS`` and at the end, until cancelled."""
+        """Log the number of omitted lines, every ``SECONDS`` and at the end, until cancelled."""
         task_status.started()
         try:
             while True:
@@ -227,7 +227,7 @@ class Rejections:
 
 
 def claimed_id(headers: Headers) -> str | None:
-    """Return the id that a request claims, None if it claims none that has the form of one."""
+    """Return the id that a request claims; None if there is none of a valid form."""
     for name, value in headers:
         if name == ID_HEADER:
             return value.decode("ascii") if is_valid_id(value) else None
@@ -241,6 +241,6 @@ _TYPE_WITHIN: Final = 1024
 
 
 def claimed_type(body: bytes) -> str | None:
-    """Return the type that the beginning of an unverified body claims, None if it claims none."""
+    """Return the type that the beginning of an unverified body claims, or None."""
     match = _find_type(body, 0, _TYPE_WITHIN)
     return None if match is None else match[1].decode("ascii")

@@ -1,4 +1,4 @@
-"""Routes of forwarding: which events one takes, and what follows an application's answer. Pure.
+"""Routes of forwarding: match events to routes, and interpret an application's answers. Pure.
 
 The first route of the list that matches an event takes it. ``forward.py`` posts the events;
 docs/how-to/forward-to-an-application.md describes both.
@@ -17,8 +17,9 @@ from ..config import Settings
 from ..config.options.forward import RouteOptions
 from ..records.deliveries import Postponed
 
-#: The runs of an event that an application refuses (4xx). A deployment may be in progress, so it is
-#: tried again; the same request is usually refused again, so not as often as MaxAttempts.
+#: The maximum runs of an event that an application refuses (4xx). A deployment may be in progress,
+#: so it is retried. But the same request is usually refused again, so it is retried less often than
+#: MaxAttempts.
 FEW_ATTEMPTS = 3
 
 GONE = 410
@@ -34,12 +35,12 @@ _UNAVAILABLE = frozenset({429, 502, 503, 504})
 #: never forwarded.
 _OUR_OWN = "sdk_trio."
 
-#: The most characters of an answer that are kept with an attempt.
+#: The maximum length of an answer that is stored with an attempt, in characters.
 ANSWER_CHARACTERS = 300
 
 
 class Condition(msgspec.Struct, frozen=True):
-    """A JSON pointer (RFC 6901) into the body, and the value that stands there."""
+    """A JSON pointer (RFC 6901) into the body, and the required value."""
 
     path: tuple[str, ...]
     text: str
@@ -47,7 +48,7 @@ class Condition(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, setting: str) -> "Condition":
-        """Read ``POINTER=VALUE``; a value that is no JSON counts as text."""
+        """Read ``POINTER=VALUE``; a value that is not JSON counts as text."""
         pointer, _, text = setting.partition("=")
         # In this order, so that ~01 is ~1 and not a slash.
         path = tuple(part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:])
@@ -58,7 +59,7 @@ class Condition(msgspec.Struct, frozen=True):
         return cls(path, text, value)
 
     def holds(self, document: Any) -> bool:
-        """Say whether the body has the value at the pointer."""
+        """Return whether the body has the value at the pointer."""
         for part in self.path:
             if isinstance(document, dict) and part in document:
                 document = document[part]
@@ -75,7 +76,7 @@ class Condition(msgspec.Struct, frozen=True):
 
 
 class Route(msgspec.Struct, frozen=True):
-    """One route, ready to be asked."""
+    """One route with its parsed conditions."""
 
     options: RouteOptions
     types: re.Pattern[str]
@@ -93,7 +94,7 @@ class Route(msgspec.Struct, frozen=True):
         return self.options.name
 
     def takes(self, event_type: str, document: Callable[[], Any]) -> bool:
-        """Say whether it takes an event; ``document`` reads the body, if a condition asks."""
+        """Return whether it takes an event; ``document`` reads the body if a condition needs it."""
         if self.types.match(event_type) is None:
             return False
         return all(condition.holds(document()) for condition in self.conditions)
@@ -127,13 +128,13 @@ def first_match(routes: Sequence[Route], event_type: str, raw: bytes | None) -> 
     return None
 
 
-# -- what follows a post -------------------------------------------------------------------------
+# -- after a post -------------------------------------------------------------------------
 
 
 class Ruling(msgspec.Struct, frozen=True):
     """The consequence of a failed post, where it differs from the queue's default.
 
-    ``retry_after`` is the least wait in seconds. ``most_attempts``: dead after so many.
+    ``retry_after`` is the minimum wait in seconds. ``most_attempts``: dead after this many.
     ``postponed``: the attempt does not count. ``answer`` is the beginning of the response.
     """
 
@@ -156,7 +157,7 @@ class Judgement(msgspec.Struct, frozen=True):
 
     ``done``: it has the event. ``pauses``: it wants no more events. ``unavailable``: it cannot
     answer at present, whatever the event. ``at_fault``: it failed, maybe because of the event.
-    ``most_attempts`` and ``retry_after`` are as of :class:`Ruling`; with ``holds``, no other event
+    ``most_attempts`` and ``retry_after`` are as for :class:`Ruling`; with ``holds``, no other event
     is posted before ``retry_after`` either.
     """
 
@@ -194,7 +195,7 @@ def judge(status: int, retry_after: float | None, *, longest: float) -> Judgemen
 
 
 def answer_text(status: int, body: bytes) -> str:
-    """Return a status and the beginning of a body as one line for people."""
+    """Return a status and the beginning of a body as one line of text."""
     shown = body[: 4 * ANSWER_CHARACTERS].decode("utf-8", "replace")
     shown = " ".join(shown.split())[:ANSWER_CHARACTERS]
     return f"answered {status}: {shown}" if shown else f"answered {status}"
@@ -207,7 +208,7 @@ WAITING = 1
 
 
 class Pause(msgspec.Struct, frozen=True):
-    """A pause of a route: why, since when (Unix seconds), and who has paused it."""
+    """A pause of a route: its reason, start (Unix seconds) and actor."""
 
     reason: str
     at: float
@@ -217,12 +218,12 @@ class Pause(msgspec.Struct, frozen=True):
         return f"since {rfc3339(self.at)}, by {self.actor}: {self.reason}"
 
     def as_text(self) -> str:
-        """Return the form in which the store keeps it."""
+        """Return the form in which it is stored."""
         return json.dumps(msgspec.structs.asdict(self))
 
 
 def pause_of(text: str | None) -> Pause | None:
-    """Read the pause that the store keeps, None if there is none.
+    """Read a stored pause; None if there is none.
 
     An unreadable record counts as a pause: posting events that an operator has stopped is worse.
     """
@@ -235,5 +236,5 @@ def pause_of(text: str | None) -> Pause | None:
 
 
 def checkpoint_of(route: str) -> str:
-    """Return the name under which the store keeps the pause of a route."""
+    """Return the name under which the pause of a route is stored."""
     return f"forward.paused.{route}"

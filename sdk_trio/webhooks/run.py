@@ -30,8 +30,8 @@ _log = get_logger("webhooks")
 #: The hint of ``runtime.left_behind``. A released inline event is delivered again by its sender, as
 #: after any delivery without an answer.
 LEFT_BEHIND = (
-    "nothing ends these handlers; enqueued events are run again at the next start, inline ones "
-    "when the sender delivers them again"
+    "these handlers did not stop; queued events run again at the next start, inline events when "
+    "the sender delivers them again"
 )
 
 

@@ -1,4 +1,4 @@
-"""Time limits of queued runs: a run that outlasts its limit is cancelled, a long one is logged."""
+"""Enforce the time limit of queued runs, and log long runs."""
 
 from collections.abc import Iterator, Mapping
 from math import inf
@@ -8,7 +8,7 @@ import trio
 from .arrival import VerifiedDelivery
 from .invocation import Invocations, Run
 
-#: The seconds after which a run is reported as long, and its worker counts as held.
+#: Seconds after which a run is reported as long, and its worker counts as occupied.
 LONG_RUN_SECONDS = 60.0
 
 #: The interval in seconds at which runs are compared with their limits.
@@ -18,13 +18,13 @@ WATCH_SECONDS = 1.0
 class RunWatch:
     """Compares runs with their limits once a second.
 
-    That costs a run nothing; a cancel scope around each would cost as much as checking its
+    This adds no cost to a run; a cancel scope around each would cost as much as checking its
     signature.
 
     Args:
-        invocations: know the handlers that run.
+        invocations: knows the running handlers.
         running: the queue's events by the cells that run them.
-        limit: the most seconds of a run; None: no limit.
+        limit: the maximum duration of a run in seconds; None: no limit.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class RunWatch:
         self._invocations = invocations
         self._running = running
         self._limit = inf if limit is None else limit
-        # The seconds after which each long run is reported next, by its key.
+        # Seconds after which each long run is reported next, by its key.
         self._next_report: dict[str, float] = {}
 
     @property
@@ -53,10 +53,10 @@ class RunWatch:
                 yield cell, run
 
     async def run(self) -> None:
-        """Watch until it is cancelled.
+        """Watch until cancelled.
 
-        Then name the plain functions that still run in threads: the drain was cut short, and
-        nothing can stop them.
+        Then log the plain functions that still run in threads: the drain was cut short, and they
+        cannot be stopped.
         """
         try:
             while True:

@@ -27,11 +27,11 @@ from .origin import ORIGIN_HEADERS, AllowedSources, RequestOrigin, TrustedProxie
 from .signed_request import SIMULATION_HEADER, simulation_mark
 from .verdict import signed_positions
 
-#: The most characters that are logged of a path or method that is not ours.
+#: The maximum length of a logged path or method of a request that is not for us, in characters.
 SHOWN_PATH_CHARACTERS: Final = 200
 SHOWN_METHOD_CHARACTERS: Final = 32
 
-#: The most sources that are remembered: about 2.5 MB.
+#: The maximum number of remembered sources: about 2.5 MB.
 MAX_SOURCES: Final = 10_000
 #: The number of them that are reserved for sources that have been refused.
 MAX_OFFENDERS: Final = 2_000
@@ -39,7 +39,7 @@ MAX_OFFENDERS: Final = 2_000
 #: Added to a wait, so that rounding never refuses a caller that waits exactly that long.
 _ROUNDING_SECONDS: Final = 0.001
 
-# Not a dict: it finds its first key by passing the holes that removed keys have left.
+# Not a dict: to find its first key, it scans the gaps that removed keys leave.
 _Buckets = OrderedDict[str | int | None, TokenBucket]
 
 
@@ -57,15 +57,15 @@ class RateLimit:
 
     def __init__(self, per_minute: int) -> None:
         if per_minute < 1:
-            raise ValueError("a rate limit is at least 1 a minute; leave the key out for none")
+            raise ValueError("a rate limit is at least 1 a minute; remove the key for no limit")
         self._per_minute = float(per_minute)
         self._per_second = per_minute / 60.0
-        # In the order of insertion: the first key was seen the longest ago.
+        # In the order of insertion: the first key was seen longest ago.
         self._new: _Buckets = OrderedDict()
         self._offenders: _Buckets = OrderedDict()
 
     def __len__(self) -> int:
-        """Return how many sources are remembered: at most ``MAX_SOURCES``."""
+        """Return the number of remembered sources: at most ``MAX_SOURCES``."""
         return len(self._new) + len(self._offenders)
 
     def admit(self, address: str | None, now: float) -> float | None:
@@ -76,9 +76,9 @@ class RateLimit:
             now: seconds of a monotonic clock. If it goes back, no time has passed.
 
         Returns:
-            None if it is admitted, else the seconds to wait, for ``Retry-After``: a caller that
-            waits as long, and is the only one at its address, is admitted. A refused delivery
-            does not prolong the wait.
+            None if it is admitted, otherwise the seconds to wait, for ``Retry-After``: a caller
+            that waits this long, and is the only one at its address, is then admitted. A refused
+            delivery does not extend the wait.
         """
         source = source_of(address)
         bucket = self._offenders.pop(source, None)
@@ -105,7 +105,7 @@ class RateLimit:
     def _remember_offender(self, source: str | int | None, bucket: TokenBucket) -> None:
         self._offenders[source] = bucket
         if len(self._offenders) > MAX_OFFENDERS:
-            # The offender that was seen the longest ago becomes a new source again.
+            # The offender that was seen longest ago becomes a new source again.
             self._remember_new(*self._offenders.popitem(last=False))
 
 
@@ -115,8 +115,8 @@ _NOT_HTTPS: Final = RequestRefusal(
     "not_https",
     answers.INVALID,
     {
-        "detail": "the request is not HTTPS and RequireHttps is true: a proxy that ends TLS has to "
-        "be in Server:TrustedProxies; to try things out, set Webhooks:RequireHttps to false."
+        "detail": "the request is not HTTPS and RequireHttps is true: add a proxy that ends TLS to "
+        "Server:TrustedProxies; for experiments, set Webhooks:RequireHttps to false."
     },
 )
 
@@ -126,7 +126,7 @@ class Screened(msgspec.Struct, frozen=True, gc=False):
 
     ``identifier`` is the one in a tenant's address; None for the host's address. ``refusal`` is
     None for a request that passed. ``signed_positions`` are those of the three signed headers; None
-    unless each of them came once.
+    unless each of them was sent exactly once.
     """
 
     screen: "Screen"
@@ -172,7 +172,7 @@ class Screen:
         self.proxies = TrustedProxies(
             settings.server.trusted_proxies, settings.server.forwarded_headers, on_contradiction
         )
-        #: None: no rate is limited.
+        #: None: there is no rate limit.
         self.rate: RateLimit | None = None
         if previous is not None and previous._per_minute == self._per_minute:
             self.rate = previous.rate
@@ -196,7 +196,7 @@ class Screen:
         return screened
 
     def limit_rate(self, rate: RateLimit, origin: RequestOrigin) -> RequestRefusal | None:
-        """Count a request of its source; return the refusal if the source has to wait."""
+        """Count a request of its source; return the refusal if the source must wait."""
         wait = rate.admit(origin.address or "", self._clock())
         return None if wait is None else RequestRefusal("rate", answers.rate_limited(wait))
 
@@ -223,7 +223,7 @@ class Screen:
         return None if _is_plain_json(request.headers) else _MEDIA
 
     def _identifier_in(self, path: str) -> str | None:
-        """Return the identifier in a tenant's address, whether known or not, else None."""
+        """Return the identifier in a tenant's address, whether known or not, otherwise None."""
         if path == self._path or not self._tenant_path or not path.startswith(self._tenant_path):
             return None
         identifier = path.removeprefix(self._tenant_path)
@@ -262,9 +262,9 @@ def _is_plain_json(headers: Headers) -> bool:
 
 
 def declared_size(headers: Headers) -> int | None:
-    """Return the declared size of a body in bytes; None if none is declared that is a number.
+    """Return the declared size of a body in bytes; None if there is none, or it is not a number.
 
-    The first one counts.
+    If it is declared several times, the first value counts.
     """
     for name, value in headers:
         if name == b"content-length":

@@ -1,4 +1,4 @@
-"""The use of each configured secret, which shows when a rotation is over. Pure."""
+"""Track the use of each configured secret, which shows when a rotation is over. Pure."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -7,7 +7,7 @@ DAY_SECONDS: Final = 24 * 60 * 60
 
 
 class SecretUsage:
-    """Counts, for each configured secret, the deliveries whose signature it made.
+    """Counts the deliveries that each configured secret has signed.
 
     Indexes are positions in the configured order, as in ``Accepted.secret_index``. All times are
     seconds of one clock that does not go back; ``now`` is when the secrets were configured, from
@@ -39,7 +39,7 @@ class SecretUsage:
             self._last_match[index] = now
 
     def rearrange(self, positions: Sequence[int | None], now: float) -> None:
-        """Take over a new list of secrets; ``positions[i]`` is the old index of secret ``i``.
+        """Switch to a new list of secrets; ``positions[i]`` is the old index of secret ``i``.
 
         None stands for a new secret: its counts begin at 0, and its first day at ``now``.
         """

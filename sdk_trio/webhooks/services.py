@@ -44,12 +44,12 @@ class Services(Generic[ClientType]):
         """Return the client of the upstream API, which is open for as long as handlers run.
 
         Raises:
-            NotRunningError: there is none, because the receiver runs without the runtime.
+            NotRunningError: there is no client, because the receiver runs without the runtime.
         """
         if self._client is None:
             raise NotRunningError(
                 "services.client: the receiver runs standalone, so there is no client; run the "
-                "full stack, with Sdk:AccessToken and without standalone. A test asks for the "
+                "full stack, with Sdk:AccessToken and without standalone. In a test, use the "
                 "fixture sdk_upstream"
             )
         return self._client
@@ -62,32 +62,33 @@ class Services(Generic[ClientType]):
 
         ``await services.finish(event, lambda tx: save(tx.connection, order))``, after everything
         else: network calls first, then this. Both are committed or neither is, so a process that
-        dies applies nothing twice. Afterwards the event is done, whatever the handler still does;
-        an exception that it raises then is only logged.
+        dies applies nothing twice. Afterwards the event is done; a later exception of the handler
+        is only logged.
 
         Args:
             event: the event that is being handled, in the queue or inline.
             save: a plain function of the :class:`~sdk_trio.Transaction`. It runs in another thread,
-                writes by ``tx.connection`` and does nothing else: after a conflict it runs again.
-                On SQLite it has a second, because every delivery waits for it.
+                writes through ``tx.connection`` and does nothing else: after a conflict it runs
+                again. On SQLite it may take one second, because every delivery waits for it.
 
         Returns:
-            whatever ``save`` returns.
+            the result of ``save``.
 
         Raises:
-            EventTakenOverError: the lease was lost, and another process has the event.
+            EventTakenOverError: the lease was lost, and another process has claimed the event.
             EffectError: the event is finished, or not being handled; or ``save`` is asynchronous,
                 commits, or takes too long.
             NotSupportedError: ``Sdk:Storage:Backend`` is ``Memory``.
-            StoreUnavailableError: the store failed, or does not answer. Where it says that the
-                connection broke during the commit, the effects and the event's end may be
-                committed: both or neither. Let it propagate; a retry runs only if neither is.
-            Exception: whatever ``save`` raises; nothing has changed then.
+            StoreUnavailableError: the store failed, or does not answer. If its message says that
+                the connection broke during the commit, the effects and the event's end are both
+                committed or both not. Let it propagate: the event is retried only if neither is
+                committed.
+            Exception: any exception of ``save``; nothing has then changed.
 
-        Cancelled, it is finished first.
+        Cancellation takes effect only after it has finished.
         """
         if self._conclusions is None:
-            raise NotRunningError("services.finish: no receiver runs with these services")
+            raise NotRunningError("services.finish: no running receiver has these services")
         return await self._conclusions.conclude(event, save)
 
     @property
@@ -127,7 +128,5 @@ class Services(Generic[ClientType]):
 
     def _require_tenancy(self) -> "TenantRuntime":
         if self._tenancy is None:
-            raise TenantsDisabledError(
-                "there are no tenants: set Sdk:MultiTenant:Enabled to true to have them"
-            )
+            raise TenantsDisabledError("there are no tenants: set Sdk:MultiTenant:Enabled to true")
         return self._tenancy

@@ -1,8 +1,8 @@
 """Signatures of the Standard Webhooks scheme: read, made and checked. Pure.
 
-A signature covers ``{webhook-id}.{webhook-timestamp}.{body}``, byte for byte as it was sent.
-``v1`` is HMAC-SHA256, ``v1a`` is ed25519 and needs the extra ``sdk-trio[ed25519]``. While a secret
-is rotated, a sender signs with both and sends several entries, and a receiver accepts any of its
+A signature covers ``{webhook-id}.{webhook-timestamp}.{body}``, byte for byte as sent. ``v1`` is
+HMAC-SHA256, ``v1a`` is ed25519 and needs the extra ``sdk-trio[ed25519]``. While a secret is
+rotated, a sender signs with both and sends several entries, and a receiver accepts any of its
 configured secrets. The source is https://www.standardwebhooks.com.
 """
 
@@ -58,9 +58,9 @@ _ONLY_ID_CHARACTERS: Final = bytes(
 )
 
 _SHA256_BLOCK_BYTES: Final = 64
-#: hashlib releases the interpreter's lock for 2048 bytes and more. Beside a busy thread, such as
-#: the store's, getting the lock back takes ten times as long as hashing a few kilobytes. Therefore
-#: bodies up to ``_LONGEST_IN_PIECES`` are hashed in pieces below that size.
+#: hashlib releases the interpreter's lock for 2048 bytes and more. While another thread is busy,
+#: such as the store's, acquiring the lock again takes ten times as long as hashing a few kilobytes.
+#: Therefore bodies up to ``_LONGEST_IN_PIECES`` are hashed in pieces below that size.
 _PIECE_BYTES: Final = 2047
 _LONGEST_IN_PIECES: Final = 16 * 1024
 _INNER_PAD: Final = bytes(byte ^ 0x36 for byte in range(256))
@@ -70,7 +70,7 @@ _SEED_BYTES: Final = 32
 
 
 def is_valid_id(webhook_id: bytes) -> bool:
-    """Say whether this is 1 to 256 visible ASCII characters, none of them a dot."""
+    """Return whether this is 1 to 256 visible ASCII characters without a dot."""
     return (
         0 < len(webhook_id) <= MAX_ID_BYTES
         and webhook_id.translate(_ONLY_ID_CHARACTERS) == webhook_id
@@ -78,7 +78,8 @@ def is_valid_id(webhook_id: bytes) -> bool:
 
 
 def is_valid_timestamp(timestamp: bytes) -> bool:
-    """Say whether this is 1 to 12 ASCII digits without a leading zero (``0`` itself is valid)."""
+    """Return whether this is 1 to 12 ASCII digits without a leading zero (``0`` itself is
+    valid)."""
     return (
         len(timestamp) <= MAX_TIMESTAMP_DIGITS
         and timestamp.isdigit()
@@ -100,11 +101,11 @@ def parse_signature_header(value: bytes) -> tuple[SignatureEntry, ...]:
     """Read the entries of a ``webhook-signature`` header.
 
     Entries may be separated by spaces, tabs, commas or any run of them, because proxies join
-    repeated headers with a comma. ``v1`` or the like opens an entry, the token after it is its
-    value; a version whose value is missing hides no entry that follows. Values are base64 of the
+    repeated headers with a comma. A version such as ``v1`` starts an entry, and the next token is
+    its value; a version without a value does not hide later entries. Values are base64 of the
     standard alphabet; the padding may be missing. Encodings whose unused last bits are not zero are
     malformed, so that one signature has one spelling and no bit of it can be changed unnoticed.
-    Entries that are malformed, of another version, or without a version are left out, so that a
+    Entries that are malformed, of another version, or without a version are ignored, so that a
     sender may add new schemes.
 
     Args:
@@ -115,8 +116,8 @@ def parse_signature_header(value: bytes) -> tuple[SignatureEntry, ...]:
 
     Raises:
         VerificationError: the header is over 8 KiB, opens more than 32 entries of any kind, or has
-            more than 4 different ones of ``v1a``. It is refused whole rather than cut, so that the
-            order of entries never decides.
+            more than 4 different ones of ``v1a``. It is refused instead of truncated, so that the
+            order of entries never matters.
     """
     if len(value) > MAX_HEADER_BYTES:
         raise VerificationError(
@@ -219,7 +220,8 @@ def _in_pieces(body: bytes) -> Sequence[bytes]:
 
 
 class _Ed25519Key(msgspec.Struct, frozen=True):
-    """A public key; ``check`` raises ``failure`` for a signature that its pair did not make."""
+    """A public key; ``check`` raises ``failure`` for a signature that its private key did not
+    make."""
 
     check: Callable[[bytes, bytes], None]
     failure: type[Exception]
@@ -236,7 +238,7 @@ class Keyring:
     """The keys of every configured secret, prepared once and used for every delivery.
 
     Build it with :meth:`from_secrets`. Its keys never change, and ``repr`` shows none of them. It
-    remembers which one has matched last, because nearly always the same one matches again.
+    remembers the last match, because nearly always the same key matches again.
     """
 
     __slots__ = ("_ed25519_keys", "_hmac_keys", "_last_matched_first")
@@ -312,7 +314,7 @@ class Keyring:
             webhook_id: the header's bytes, already validated: without a dot.
             timestamp: the header's bytes, already validated.
             body: the exact bytes of the body.
-            entries: what :func:`parse_signature_header` returned.
+            entries: the result of :func:`parse_signature_header`.
 
         Returns:
             The first configured secret that matches, or None.
@@ -328,10 +330,10 @@ class Keyring:
 
     def _match_hmac(self, head: bytes, body: bytes, values: Sequence[bytes]) -> Match | None:
         pieces = _in_pieces(body)
-        # One signature has one maker, in whatever order the keys are tried; of equal keys the first
-        # configured one stays in front of the others. Of several signatures, as a sender makes them
-        # during a rotation, the first configured secret that made any of them is named: otherwise
-        # the report of unused secrets would never name the old one.
+        # One signature has one maker, in whatever order the keys are tried; of equal keys, the
+        # first configured one precedes the others. If there are several signatures, as during a
+        # rotation, the first configured secret that made any of them is named: otherwise the report
+        # of unused secrets would never name the old one.
         lone = len(values) == 1
         for keyed in self._last_matched_first if lone else self._hmac_keys:
             match, key = keyed
@@ -362,13 +364,13 @@ def _problem(message: str) -> Problem:
 
 
 _NEEDS_EXTRA = (
-    "is an ed25519 key, and the package for those is missing: pip install 'sdk-trio[ed25519]'"
+    "is an ed25519 key, and the package for these keys is missing: pip install 'sdk-trio[ed25519]'"
 )
 
 
 def _load_public_key(key: bytes) -> _Ed25519Key:
-    # Imported here: the package is optional, and loading it takes some 10 ms and 6 MB that most
-    # receivers never need to spend.
+    # Imported here: the package is optional, and loading it takes about 10 ms and 6 MB that most
+    # receivers do not need.
     try:
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -414,7 +416,7 @@ def sign(
         timestamp: Unix seconds of this attempt, 0 to 999999999999.
         body: the exact bytes that are sent.
         derivation: how the secret becomes the HMAC key; under ``Auto`` the decoded key if there is
-            one. Without meaning for ``whsk_`` secrets.
+            one. Ignored for ``whsk_`` secrets.
         signer: a tenant's id: the delivery's key for that tenant is signed instead of its id; see
             :func:`~sdk_trio.records.deliveries.key_of`. Our own receivers refuse such an id.
 
@@ -422,8 +424,8 @@ def sign(
         ``v1,<base64>``, or ``v1a,<base64>`` for a ``whsk_`` secret.
 
     Raises:
-        ValueError: an argument that a receiver would refuse; the message says which and never
-            quotes the secret.
+        ValueError: a receiver would refuse an argument; the message names it and never quotes the
+            secret.
         ImportError: a ``whsk_`` secret, and the extra ``sdk-trio[ed25519]`` is not installed.
     """
     text = secret.reveal() if isinstance(secret, Secret) else secret

@@ -14,20 +14,20 @@ from ..errors import EXIT_UNAVAILABLE, SdkError
 from ..records.deliveries import key_of
 from .signature import sign
 
-#: The seconds that one delivery may take. The upstream gives up after 10, so a test delivery that
-#: takes longer would fail in production, too (Standard Webhooks advises senders 15 to 30).
+#: Seconds that one delivery may take. The upstream gives up after 10, so a test delivery that takes
+#: longer would also fail in production (Standard Webhooks advises senders 15 to 30).
 DELIVERY_SECONDS = 10.0
 
 
 class DeliveryFailedError(SdkError):
-    """No answer came: the address cannot be reached, or the receiver took too long."""
+    """There was no answer: the address cannot be reached, or the receiver took too long."""
 
     exit_code = EXIT_UNAVAILABLE
 
 
 @attrs.frozen
 class SignedDelivery:
-    """A delivery as it goes over the wire; ``body`` holds exactly the signed bytes."""
+    """A delivery as sent; ``body`` has exactly the signed bytes."""
 
     webhook_id: str
     timestamp: int
@@ -66,7 +66,7 @@ def simulation_secret(settings: Settings) -> Secret | None:
 
 
 def simulation_mark(settings: Settings) -> bytes | None:
-    """Return the value of :data:`SIMULATION_HEADER`; None where there is no simulator.
+    """Return the value of :data:`SIMULATION_HEADER`; None without a simulator.
 
     Only a holder of the simulator's secret can make it, and the processes of one receiver agree.
     """
@@ -101,14 +101,14 @@ async def post(
 
     Args:
         url: ``http://``, ``https://``, or ``unix:SOCKET:PATH`` for a unix socket.
-        ca_file: PEM file that vouches for the server; its host name is then not checked, because
-            a receiver's own certificate does not name its loopback address.
-        headers: sent beside those of the delivery.
+        ca_file: PEM file that verifies the server's certificate; its host name is then not checked,
+            because a receiver's own certificate does not name its loopback address.
+        headers: further headers.
 
     Raises:
         DeliveryFailedError: no answer within 10 seconds, or ``ca_file`` cannot be used.
     """
-    # Imported here, because it takes 100 ms, which a receiver that never simulates must not pay.
+    # Imported here, because it takes 100 ms, which a receiver without a simulator does not need.
     import httpx
 
     socket_path, target = _split_target(url)
@@ -117,10 +117,10 @@ async def post(
     if ca_file is not None:
         try:
             verify = ssl.create_default_context(cafile=ca_file)
-        except OSError as error:  # that of ssl is one, too
+        except OSError as error:  # that of ssl is also an OSError
             raise DeliveryFailedError(
-                f"cannot deliver to {url}: the certificate {ca_file} that vouches for it cannot be "
-                f"used: {error.strerror or error}"
+                f"cannot deliver to {url}: the certificate file {ca_file} cannot be used: "
+                f"{error.strerror or error}"
             ) from error
         # The file holds the server's own certificate, and seldom the authority that issued it, so
         # the chain may end at the certificate itself.
@@ -137,7 +137,7 @@ async def post(
     except (httpx.HTTPError, trio.TooSlowError) as error:
         reason = f"no answer in {DELIVERY_SECONDS:g} s" if not str(error) else str(error)
         raise DeliveryFailedError(
-            f"cannot deliver to {url}: {reason}. Is the receiver running there?"
+            f"cannot deliver to {url}: {reason}. Check that the receiver is running there"
         ) from error
     return Posted(answer.status_code, answer.content)
 

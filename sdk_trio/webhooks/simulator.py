@@ -1,7 +1,7 @@
-"""The test simulator: posts signed samples to this application's own endpoint.
+"""The test simulator: post signed samples to this application's own endpoint.
 
-It signs for every caller, so it answers this machine alone, and never signs with a secret that
-another installation may verify with: a signature that it returned could be used there.
+It signs for every caller, so it answers only this machine. It never signs with a secret that
+another installation may verify with, because a returned signature could be used there.
 """
 
 import json
@@ -36,25 +36,25 @@ _log = get_logger("webhooks")
 PREFIX = "/test/webhook/simulate/"
 
 _UNABLE = (
-    "the simulator has no secret of its own, and signs with none that another installation may "
-    "verify with: name a variable in Sdk:Simulator:SecretEnvVar"
+    "the simulator has no secret of its own, and must not sign with one that another installation "
+    "may verify with: name a variable in Sdk:Simulator:SecretEnvVar"
 )
 
 
 def refusal(request: DirectRequest) -> str | None:
-    """Say why the simulator must not answer a request, or None. Pure.
+    """Return why the simulator must not answer a request, or None. Pure.
 
-    A page of another site can have a browser of this machine send requests, and can point a name of
-    its own at a loopback address (DNS rebinding): Origin and Host reveal both.
+    A page of another site can make a browser on this machine send requests, and can point its own
+    host name to a loopback address (DNS rebinding): Origin and Host reveal both.
     """
     if not _is_here(request.client):
         return "it comes from another machine"
     headers: dict[bytes, bytes] = dict(request.headers)
     if not PASSED_ON.isdisjoint(headers):
-        return "a proxy has passed it on"
+        return "a proxy has forwarded it"
     host = headers.get(b"host", b"").decode("latin-1")
     if not is_loopback(host_name(host)):
-        return "its Host is no name of this machine: use localhost or 127.0.0.1"
+        return "its Host is not a name of this machine: use localhost or 127.0.0.1"
     origin = headers.get(b"origin")
     if origin is not None and origin.decode("latin-1").partition("://")[2] != host:
         return "its Origin is another site"
@@ -80,7 +80,7 @@ class Simulator:
         self.address = ""
 
     def serves(self, path: str) -> bool:
-        """Say whether a request for this path is the simulator's."""
+        """Return whether a request for this path is for the simulator."""
         return path.startswith(PREFIX)
 
     async def respond(self, request: DirectRequest) -> Answer:
@@ -102,7 +102,7 @@ class Simulator:
             # before they are merged and sent.
             overrides = msgspec.json.decode(body) if body.strip() else {}
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
-            return _json(400, {"error": f"the body is no JSON: {error}"})
+            return _json(400, {"error": f"the body is not JSON: {error}"})
         if not isinstance(overrides, dict):
             return _json(400, {"error": "the body must be a JSON object: it is merged into data"})
         try:
@@ -125,10 +125,10 @@ class Simulator:
                 return body
 
     async def simulate(self, event_type: str, overrides: dict[str, Any]) -> Answer:
-        """Post one signed sample to the receiver and return the answer for who asked.
+        """Post one signed sample to the receiver and return the answer for the caller.
 
         Args:
-            event_type: of the sample.
+            event_type: the type of the sample.
             overrides: merged into its ``data``.
 
         Raises:
@@ -154,8 +154,8 @@ class Simulator:
             derivation=webhooks.key_derivation,
         )
         url = own_url(self.address, webhooks.path)
-        # The mark makes it count as a delivery by HTTPS from an allowed address, which this one
-        # need not be: https may end at a proxy in front.
+        # The mark makes it count as a delivery over HTTPS from an allowed address, although it may
+        # be neither: TLS may end at a proxy.
         posted = await post(
             url,
             signed,

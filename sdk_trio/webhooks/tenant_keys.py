@@ -1,7 +1,7 @@
 """The keys of a tenant's own webhook secrets.
 
-The address of a delivery chooses its keys: a tenant with its own secrets has an address at which no
-other keys verify. At the host's address the host's keys are tried first. If they fail, the
+The address of a delivery selects its keys: a tenant with its own secrets has an address at which no
+other keys are accepted. At the host's address the host's keys are tried first. If they fail, the
 organization in the unverified body selects a tenant's keys, and is used for nothing else.
 """
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 _log = get_logger("webhooks")
 
 #: The number of tenants whose keys are kept prepared. Key files are read at each delivery that
-#: needs them, so that a rotation counts at once; only the derived keys are remembered, under the
-#: secrets they were derived from.
+#: needs them, so that a rotation takes effect at once; only the derived keys are cached, by their
+#: secrets.
 CAPACITY = 1024
 
 
@@ -41,7 +41,7 @@ class TenantKeys:
         """Return the tenant of an organization that a delivery names, or None.
 
         Raises:
-            StoreUnavailableError: the store cannot say.
+            StoreUnavailableError: the store does not answer.
         """
         await trio.lowlevel.checkpoint()
         if organization_id is None or not is_organization_id(organization_id):
@@ -52,7 +52,7 @@ class TenantKeys:
         """Return the tenant whose address ends with ``identifier``, or None.
 
         Raises:
-            StoreUnavailableError: the store cannot say.
+            StoreUnavailableError: the store does not answer.
         """
         await trio.lowlevel.checkpoint()
         if check_form(Form.SLUG, identifier, development=False) is not None:
@@ -62,11 +62,11 @@ class TenantKeys:
     async def erased(self, organization_id: str | None) -> str | None:
         """Return the id of the purged tenant that an organization had, None if it had none.
 
-        A delivery that comes after the purge is kept as that tenant's. Without this it would run as
-        an event without tenant.
+        A delivery after the purge is stored as that tenant's. Otherwise it would run as an event
+        without a tenant.
 
         Raises:
-            StoreUnavailableError: the store cannot say.
+            StoreUnavailableError: the store does not answer.
         """
         await trio.lowlevel.checkpoint()
         if organization_id is None or not is_organization_id(organization_id):
@@ -74,7 +74,7 @@ class TenantKeys:
         return await self._tenancy.service.find_erased(organization_id)
 
     async def keyring(self, tenant: Tenant) -> Keyring | None:
-        """Return the keys of the tenant's secrets as they are now; None when it has none.
+        """Return the keys of the tenant's current secrets; None if it has none.
 
         The secrets of a deleted tenant verify nothing: off-boarding revokes them.
         """
@@ -90,8 +90,8 @@ class TenantKeys:
         usable = []
         for number, secret in enumerate(secrets, start=1):
             try:
-                # Each secret alone, so that one unusable line of a key file is logged and does not
-                # stop the deliveries that the others verify.
+                # Each secret separately, so that an unusable line of a key file is logged and the
+                # other secrets still verify deliveries.
                 Keyring.from_secrets([secret], self._derivation)
             except OptionsValidationError as error:
                 _log.error(

@@ -1,7 +1,7 @@
-"""Endpoint and runner with a span for each delivery and each run of a handler.
+"""Endpoint and runner with a span for each delivery and each handler run.
 
-They replace the plain classes when :func:`~sdk_trio.base.telemetry.find_tracer` finds a tracer, so
-that tracing costs nothing without one. Attributes follow the stable conventions of HTTP servers.
+They replace the plain classes if :func:`~sdk_trio.base.telemetry.find_tracer` finds a tracer, so
+that tracing has no cost without one. Attributes follow the stable conventions of HTTP servers.
 """
 
 from functools import partial

@@ -1,13 +1,13 @@
-"""Coroutines that a handler creates and never awaits.
+"""Detect coroutines that a handler creates and never awaits.
 
 ``services.client.refunds.create(...)`` without ``await`` sends nothing, and Python only warns. A
-run that leaves such a coroutine behind has failed: the event would count as done, and its effect be
-lost.
+run that leaves such a coroutine behind has failed: otherwise the event would count as done, and its
+effect would be lost.
 
 CPython calls ``warnings._warn_unawaited_coroutine`` when it frees a coroutine that never started.
-Reference counting frees it within the run that made it, so a context variable tells which run that
-is, in child tasks and threads as well. A run costs one list and one write of the variable; a
-coroutine that is awaited costs nothing.
+Reference counting frees it within the run that made it, so a context variable identifies that run,
+in child tasks and threads as well. A run costs one list and one write of the variable; an awaited
+coroutine costs nothing.
 
 Two kinds cause only Python's warning, because the current run may not be their origin, and failing
 it would repeat it. A coroutine in a reference cycle is freed by the garbage collector during any
@@ -28,15 +28,15 @@ from .outcomes import library_of, place_in
 
 _HOOK = "_warn_unawaited_coroutine"
 
-#: A coroutine that never ran: its name, the user's line that left it, if known, and the installed
-#: library that has both made and dropped it.
+#: A coroutine that never ran: its name, the user's line that dropped it, if known, and the
+#: installed library that has both created and dropped it.
 Forgotten: TypeAlias = tuple[str, str | None, str | None]
 
 #: The coroutines that the last run of this context never awaited. A run sets a new list, and reads
 #: it at its end. The variable is not reset, which would cost as much again.
 LEFT: ContextVar[list[Forgotten] | None] = ContextVar("left", default=None)
 
-#: The most that are noted of one context.
+#: The maximum number that is recorded per context.
 _MOST = 10
 
 #: The code that starts runs; frames outside it are not the handler's.
@@ -47,7 +47,7 @@ _collecting: set[int] = set()
 
 
 def install(boundary: CodeType) -> None:
-    """Watch for coroutines that are never awaited, in the whole process; repeated, a no-op.
+    """Watch for coroutines that are never awaited, in the whole process; a second call is a no-op.
 
     ``boundary`` is the code of the function that calls handlers. Python's own warning stays.
     """
@@ -73,7 +73,7 @@ def require_awaited(handler: str, place: str | None) -> None:
     """Fail the run of this context if it has left a coroutine that never ran.
 
     Args:
-        handler: its name, for the message.
+        handler: the handler's name, for the message.
         place: the line that defines it, for a coroutine whose own line is not known.
 
     Raises:
@@ -96,7 +96,8 @@ def _note_collection(phase: str, _: object) -> None:
 def _library_between(
     coroutine: "CoroutineType[Any, Any, Any]", frames: list[tuple[FrameType, int]]
 ) -> str | None:
-    """Return the library that has both made and dropped a coroutine; None if it was the user."""
+    """Return the library that has both created and dropped a coroutine; None if it was user
+    code."""
     made = library_of(coroutine.cr_code.co_filename)
     dropped = library_of(frames[-1][0].f_code.co_filename) if frames else None
     return made if made == dropped else None

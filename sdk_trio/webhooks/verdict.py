@@ -1,4 +1,4 @@
-"""The verdict on a delivery: authentic or not, and why not. Pure.
+"""The verdict on a delivery: authentic, or rejected with a cause. Pure.
 
 The cause and the detail of a rejection are for the operator's log and for the ``verify`` command;
 the sender gets the same opaque answer for all of them.
@@ -43,14 +43,14 @@ class Cause(enum.StrEnum):
     NO_MATCH = "no_match"
 
 
-# msgspec Structs, because each is made for every delivery and they are cheap to make.
+# msgspec Structs, because each is created for every delivery and they are cheap to create.
 class Delivery(msgspec.Struct, frozen=True, gc=False):
     """A delivery as it arrived: the headers as ASGI gives them, the exact body, and the time.
 
     ``headers`` are pairs of name and value in the order of arrival, repeated ones included.
     ``received_at`` is in Unix seconds, by the same clock as the senders' timestamps. ``signed`` are
-    the values of the three signed headers if each is known to have come once; None: they are read
-    from ``headers``.
+    the values of the three signed headers if each was certainly sent once; None: they are read from
+    ``headers``.
     """
 
     headers: Headers
@@ -79,8 +79,8 @@ class Accepted(msgspec.Struct, frozen=True, gc=False):
 class Rejected(msgspec.Struct, frozen=True, gc=False):
     """A delivery that must not be trusted.
 
-    ``detail`` is a sentence for the operator; it quotes nothing from the delivery, so that a
-    stranger cannot write into logs.
+    ``detail`` is a sentence for the operator; it quotes nothing from the delivery, so that
+    strangers cannot write into logs.
     """
 
     cause: Cause
@@ -94,10 +94,10 @@ def verify_delivery(
 
     The cheap checks come first: the headers are read, the timestamp is checked, then the signature
     is compared. Header names are case-insensitive; ``svix-id``, ``webhook_id`` and the like are
-    other headers and change nothing. It never raises, whatever the headers and the body are.
+    other headers and change nothing. It never raises, whatever the headers and the body contain.
 
     Args:
-        delivery: what arrived.
+        delivery: the delivery as it arrived.
         keyring: the keys of the configured secrets.
         tolerance_seconds: ``Sdk:Webhooks:ToleranceSeconds``; a difference of exactly that many
             whole seconds, either way, still passes.
@@ -127,7 +127,7 @@ def verify_delivery(
 
 
 def signed_positions(headers: Headers) -> tuple[int, int, int] | None:
-    """Return the positions of id, timestamp and signature; None unless each came once.
+    """Return the positions of id, timestamp and signature; None unless each was sent exactly once.
 
     Names are in lower case.
     """
@@ -193,7 +193,10 @@ def _missing_header(headers: Headers) -> Rejected:
     if any(name.replace(b"webhook-", b"svix-") in names for name in missing):
         detail += ": svix-* headers are not read, have the sender use webhook-* ones"
     elif any(name.replace(b"-", b"_") in names for name in missing):
-        detail += ": it came with an underscore, which is another name; find what renames it"
+        detail += (
+            ": it was sent with an underscore, which is another name; find the program that "
+            "renames it"
+        )
     else:
         detail += ": not a signed webhook, or a proxy drops the header"
     return Rejected(Cause.MISSING_HEADER, f"{detail}.")

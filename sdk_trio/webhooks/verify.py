@@ -1,7 +1,6 @@
-"""Verification of one delivery: which keys are tried, and how the verified body is decoded.
+"""Verify one delivery: choose the keys to try, and decode the verified body.
 
-The decision itself is pure (``verdict``). This module looks up what it needs: a tenant and its
-keys.
+The decision itself is pure (``verdict``). This module looks up the tenant and its keys.
 """
 
 import base64
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 
 _log = get_logger("webhooks")
 
-#: The most characters that are logged of a tenant's identifier, which may be invented.
+#: The maximum length of a logged tenant identifier, which may be invented.
 SHOWN_IDENTIFIER_CHARACTERS = 64
 
 
@@ -44,7 +43,7 @@ class WebhookVerification:
 
     Args:
         settings: validated settings; the host's keys come with each call, as a reload changes them.
-        secret_usage: notes which of the host's secrets matched, and when.
+        secret_usage: records which of the host's secrets matched, and when.
     """
 
     def __init__(self, settings: Settings, secret_usage: SecretUsage) -> None:
@@ -70,7 +69,7 @@ class WebhookVerification:
         now: float,
         documents: Documents | None = None,
     ) -> VerifiedDelivery | RequestRefusal:
-        """Verify and decode a delivery; return it, or the reason why it is refused.
+        """Verify and decode a delivery; return it, or the refusal.
 
         At the address of a tenant only its keys verify, and the delivery is that tenant's. At the
         host's address, the unverified body decides one thing: whose keys are tried after the host's
@@ -80,16 +79,16 @@ class WebhookVerification:
         (docs/adr/0036-delivery-keys.md).
 
         Args:
-            headers: those of the request.
+            headers: the headers of the request.
             body: its bytes.
             screened: its origin, and the address that it came to.
             host_keyring: the host's keys.
-            tolerance: how old or new it may be, in seconds.
+            tolerance: the maximum difference of its timestamp, in seconds.
             now: Unix seconds.
-            documents: the types whose payload is wanted at once.
+            documents: the types whose payload is needed at once.
 
         Raises:
-            StoreUnavailableError: the store cannot say whose it is.
+            StoreUnavailableError: the store does not answer.
         """
         # This usually has no checkpoint; accepting or refusing the delivery is one.
         signed = None
@@ -122,7 +121,7 @@ class WebhookVerification:
                 claimed = {"tenant": identifier[:SHOWN_IDENTIFIER_CHARACTERS]}
             return _rejection(verdict.cause, verdict.detail, **claimed)  # noqa: ASYNC910 - answering is a checkpoint
         envelope: Envelope | Outline | None = None
-        # The tenant is found by the data, which an outline leaves out.
+        # The tenant is found by the data, which an outline omits.
         if keys is None or tenant is not None:
             envelope = plain_outline(body, documents)
         if envelope is None:
@@ -165,7 +164,7 @@ class WebhookVerification:
     async def _judge_at(
         self, identifier: str, delivery: Delivery, tolerance: int
     ) -> "tuple[Accepted | Rejected, Tenant | None]":
-        """Judge a delivery to a tenant's address; return the verdict and the tenant, if known."""
+        """Verify a delivery to a tenant's address; return the verdict and the tenant, if known."""
         if self.tenant_keys is None:
             raise StoreUnavailableError("the tenants are not open: the receiver has not started")
         tenant = await self.tenant_keys.tenant_at(identifier)

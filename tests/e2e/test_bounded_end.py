@@ -59,7 +59,7 @@ def test_a_handler_that_keeps_the_interpreter_for_itself_does_not_outlive_the_en
         wait_until(lambda: daemon.runs("match", "inside"), daemon.log)
         daemon.signal(signal.SIGTERM)
         assert daemon.ended() == 1
-        (held,) = daemon.logged("runtime.held")
+        (held,) = daemon.logged("runtime.blocked_by_handler")
         assert (held["handler"], held["webhook_id"]) == ("queued", "match-late")
         assert "application.py" in held["place"]
         daemon.start()
@@ -80,7 +80,7 @@ def test_an_inline_handler_in_a_thread_is_left_behind_as_well(daemon):
         record = daemon.record("thread-1")
         assert (record["state"], record["attempts"]) == ("received", 0)
         (left,) = daemon.logged("runtime.left_behind")
-        assert "inline ones when the sender delivers them again" in left["hint"]
+        assert "inline events when the sender delivers them again" in left["hint"]
         daemon.start()
         repeated = threading.Thread(
             target=daemon.deliver, args=("thread-1",), kwargs={"inline": True}

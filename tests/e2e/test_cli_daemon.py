@@ -325,7 +325,7 @@ def test_commands_beside_a_running_daemon(workplace):
     workplace.wait_for("runtime.reloaded")
     wrong, hint = wrong_secret(workplace)
     assert wrong["status"] == 400
-    assert "another secret than the receiver's" in hint
+    assert "the secret differs from the receiver's" in hint
     assert end(daemon) == 0
     everything = "".join((*workplace.printed(), hint))
     assert SECRET not in everything

@@ -70,7 +70,7 @@ def test_a_change_of_the_application_starts_it_again(place, dev):
 
     write(place, "this is no Python")
     wait_until(lambda: "app.py:1: SyntaxError" in printed(), printed)
-    assert "app.py has changed: starting again" in printed()
+    assert "app.py has changed: restarting" in printed()
     assert process.poll() is None
     write(place, APPLICATION.format(word="mended"))
     wait_until(lambda: printed().count("runtime.started") == 2, printed)
@@ -93,9 +93,9 @@ def test_what_is_no_part_of_the_application_changes_nothing(place, dev):
         file.write_text("")
     (place.directory / "below").mkdir()
     (place.directory / "below" / "other.py").write_text("")  # watched: it ends the wait
-    wait_until(lambda: "starting again" in printed(), printed)
-    assert f"{os.path.join('below', 'other.py')} has changed: starting again" in printed()
-    assert printed().count("starting again") == 1
+    wait_until(lambda: "restarting" in printed(), printed)
+    assert f"{os.path.join('below', 'other.py')} has changed: restarting" in printed()
+    assert printed().count("restarting") == 1
 
 
 @pytest.mark.parametrize("command", [["run", "--standalone"], ["dev"]])

@@ -349,7 +349,7 @@ def test_a_route_whose_application_fails_is_listed_as_waiting(place, scripted):
         daemon.wait_for("forward.broken")
         listed = place.run("routes", "list", "--format", "json")
         assert [row["state"] for row in json.loads(listed.stdout)] == ["waiting"]
-        assert "shop: the application fails or is away" in listed.stderr
+        assert "shop: the application fails or is unavailable" in listed.stderr
     stopped = place.run("routes", "list")
     assert "the state of the applications is unknown" in stopped.stderr
 

@@ -120,7 +120,11 @@ async def test_messages_are_listed_shown_and_put_back(shell: Shell) -> None:
     [
         (("retry",), 2, "give the ids of messages, or --state"),
         (("retry", "1-email", "--state", "failed"), 2, "not both"),
-        (("retry", "1-email", "--channel", "email"), 2, "--channel chooses among a --state"),
+        (
+            ("retry", "1-email", "--channel", "email"),
+            2,
+            "--channel filters the messages of a --state",
+        ),
         (("retry", "17"), 2, "'17' is not the id of a message"),
         (("show", "email-1"), 2, "not the id of a message"),
         (("show", "99-email"), 1, "there is no message 99-email"),
@@ -299,4 +303,4 @@ async def test_what_hangs_at_a_provider_is_unknown_when_the_shutdown_ends(
             await until(lambda: provider.requests)
     (row,) = await notify(shell, "list")
     assert row["state"] == "unknown"
-    assert "cut off by a shutdown" in row["reason"]
+    assert "interrupted by a shutdown" in row["reason"]

@@ -151,7 +151,7 @@ def follow(shell, block):
     if "pytest" in block and "install" not in block:
         assert "1 passed" in printed
     if "doctor" in block:
-        assert "a signed delivery went through the whole pipeline: 200" in printed
+        assert "a signed delivery passed through the whole pipeline: 200" in printed
 
 
 def listed(shell):

@@ -169,7 +169,7 @@ async def test_workers_that_long_runs_hold_are_named_and_the_process_stays_ready
         assert answer.status_code == 200
         check = checks_of(answer)["queue"]
         assert check["degraded"]
-        assert "long runs hold all 1 workers" in check["detail"]
+        assert "long runs occupy all 1 workers" in check["detail"]
         assert "waits with held for " in check["detail"]
         release.set()
         await admin.app.settle()

@@ -150,7 +150,7 @@ def test_test_without_a_credential_names_the_variable(command_line):
         "notify", "test", "--channel", "email", "--to", EMAIL, *email("http://127.0.0.1:9")
     )
     assert answer.status == 78
-    assert answer.out.startswith("skipped: the variable EMAIL_API_KEY is not set\nwhat to do: ")
+    assert answer.out.startswith("skipped: the variable EMAIL_API_KEY is not set\nto do: ")
 
 
 def test_test_posts_a_signed_webhook(command_line, monkeypatch):

@@ -170,7 +170,7 @@ async def test_the_oldest_dry_runs_are_forgotten():
         ]
         old = await admin.replay({"state": "dead", "confirm": dry[0]["confirm"]})
         assert old.status_code == 409
-        assert "make a dry run again" in old.json()["error"]
+        assert "repeat the dry run" in old.json()["error"]
         kept = (await admin.replay({"state": "dead", "confirm": dry[1]["confirm"]})).json()
         assert kept["replayed"] == 1
 

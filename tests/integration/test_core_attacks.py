@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import trio
-from support.postgres import open_inbox
+from support.stores import Stores
 
 from sdk_trio.records.deliveries import (
     Admission,
@@ -19,37 +19,15 @@ from sdk_trio.records.deliveries import (
     Retry,
 )
 from sdk_trio.storage.engines.postgres import PostgresTransaction
-from sdk_trio.storage.memory.inbox import MemoryInbox
 from sdk_trio.storage.sql import deliveries
 from sdk_trio.storage.sqlite import SqliteInbox
-
-TERMS = {"lease_seconds": 10, "dedup_seconds": 100, "payload_seconds": 40}
-
-
-class Stores:
-    """Opens inboxes of one engine on the same deliveries."""
-
-    def __init__(self, kind: str, directory: Path) -> None:
-        self.kind = kind
-        self.file = directory / "inbox.db"
-        self.opened: list[Any] = []
-
-    async def open(self, owner: str = "one", **further: Any) -> Any:
-        if self.kind == "memory":
-            shares = self.opened[0] if self.opened else None
-            self.opened.append(MemoryInbox(owner=owner, shares=shares, **TERMS))
-        else:
-            opening: Any = open_inbox if self.kind == "postgres" else SqliteInbox.open
-            self.opened.append(await opening(self.file, owner=owner, **TERMS, **further))
-        return self.opened[-1]
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
 async def stores(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Stores]:
     stores = Stores(request.param, tmp_path)
     yield stores
-    for inbox in stores.opened:
-        await inbox.close()
+    await stores.close()
 
 
 on_every_store = pytest.mark.parametrize("stores", ["sqlite", "postgres", "memory"], indirect=True)

@@ -311,7 +311,7 @@ def test_a_store_with_work_for_somebody(doctor):
     found.one("store", "warning", "1 dead letters")
     found.one("store", "warning", "order.paid (1)")
     assert "--error TEXT" in found.one("store", "warning", "1 dead letters")["remedy"]
-    found.one("store", "warning", "oldest unfinished event came")
+    found.one("store", "warning", "oldest unfinished event arrived")
     assert found.status == 0
 
 
@@ -497,7 +497,7 @@ def test_the_replicator_and_its_process(tmp_path):
         return [(f.level, f.what) for f in report.findings]
 
     level, what = look(ReplicatorPath=str(tmp_path / "none"))[0]
-    assert (level, "not an executable program" in what) == ("warning", True)
+    assert (level, "not an executable file" in what) == ("warning", True)
     level, what = look(ReplicatorPath=str(tmp_path / "none"), Supervise=True)[0]
     assert (level, "nothing is replicated" in what) == ("problem", True)
     binary = tmp_path / "litestream"
@@ -508,7 +508,7 @@ def test_the_replicator_and_its_process(tmp_path):
     assert look(may_run=True, ReplicatorPath=str(binary))[0][1].endswith("version v9")
     assert (level, "there is no pid file" in what) == ("problem", True)
     (tmp_path / "pid").write_text("words")
-    assert "holds no number" in look(ReplicatorPath=str(binary))[1][1]
+    assert "does not contain a number" in look(ReplicatorPath=str(binary))[1][1]
     (tmp_path / "pid").write_text("-1")
     assert "which is not a process id" in look(ReplicatorPath=str(binary))[1][1]
     obeying = "import signal; signal.signal(1, print); print(flush=True); signal.pause()"

@@ -68,7 +68,7 @@ def test_what_is_not_enabled_or_reaches_nobody(doctor):
     for name in ("Email", "Sms", "Webhook"):
         set_keys(doctor, **{f"EnabledChannels__{name}": "false"})
     found = doctor.alone()
-    found.one("settings", "warning", "has no channel, so transitions are not announced")
+    found.one("settings", "warning", "has no channel, so transitions are never announced")
     assert found.of(CHECK) == []
 
 

@@ -28,7 +28,7 @@ def test_a_database_is_looked_at_and_left_as_it_is(doctor, monkeypatch):
     schemas = "SELECT count(*) FROM pg_namespace WHERE nspname = 'sdk_trio'"
     assert server.execute(schemas, dsn.rpartition("=")[2]) == [(0,)]
     monkeypatch.setenv("SDK_POSTGRES_DSN", server.fresh())
-    doctor.alone().one("store", "ok", "is that of this version")
+    doctor.alone().one("store", "ok", "has the version of this program")
 
 
 def test_a_database_that_is_away_is_a_problem_without_the_password(doctor, monkeypatch):

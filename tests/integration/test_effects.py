@@ -190,7 +190,7 @@ async def test_nothing_that_follows_the_end_changes_it(
         assert place.applied == [delivered.webhook_id]
         (told,) = (each for each in caplog.messages if "webhook.failed_after_done" in each)
         assert "RuntimeError: after the end" in told
-    assert "was finished before" in refused[0]
+    assert "is already finished" in refused[0]
 
 
 async def test_a_run_that_is_cancelled_after_its_end_is_done(place: Place) -> None:

@@ -177,7 +177,7 @@ async def test_an_application_that_does_not_answer_in_time_is_asked_again():
             record = await ended(app, delivered)
             attempts = await app.store.attempts(delivered.webhook_id)
     assert record.state is DeliveryState.DONE
-    assert "no whole answer within 0.3 s" in attempts[0].error
+    assert "no complete answer within 0.3 s" in attempts[0].error
 
 
 async def test_redirects_are_not_followed():

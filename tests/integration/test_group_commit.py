@@ -490,8 +490,8 @@ async def test_a_time_in_which_the_process_did_not_run_does_not_count_against_th
         await trio.sleep(0.02)
         time.sleep(1)  # noqa: ASYNC251 # as a process that is stopped and continued
         # The watch looks first, and the store answers after it.
-        await trio.sleep(0)
-        await trio.sleep(0)
+        await trio.lowlevel.checkpoint()
+        await trio.lowlevel.checkpoint()
         gate.opened.set()
     assert store.prompt
     assert await store.submit(keys) == ["k"]

@@ -27,7 +27,7 @@ from sdk_trio.cli.listen import (
     feed_source,
 )
 from sdk_trio.cli.parse import UsageError
-from sdk_trio.cli.run import tell_console
+from sdk_trio.cli.run import configure_console
 from sdk_trio.cli.settings import read
 from sdk_trio.config import KeyDerivation, Secret, Settings
 from sdk_trio.runtime import Runtime
@@ -362,7 +362,7 @@ async def test_rejected_requests_are_listed_with_their_causes(command_line, monk
             words = (*command, "--token-env", "SDK_TEST_ADMIN_TOKEN", *words)
             return await trio.to_thread.run_sync(partial(command_line, *words))
 
-        assert "nothing was rejected" in (await run()).err
+        assert "nothing has been rejected" in (await run()).err
         for number in range(3):
             forged = signed("order.paid", webhook_id=f"msg_{number}", secret=OTHER_SECRET)
             await admin.app.deliver(forged, settle=False)
@@ -409,7 +409,7 @@ async def test_the_console_of_a_daemon_knows_origins_and_examines(monkeypatch):
     words = argparse.Namespace(config=[], set=[])
     loaded = read(words)
     async with administered(registry(works), **STORED) as admin:
-        tell_console(admin.runtime, loaded, words)
+        configure_console(admin.runtime, loaded, words)
         rows = {row["key"]: row["origin"] for row in await admin.api("/settings")}
         assert "SDK__WEBHOOKS__PATH" in rows["Sdk:Webhooks:Path"]
         found = await admin.api("/doctor")

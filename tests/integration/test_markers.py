@@ -261,7 +261,7 @@ def test_a_missing_table_and_an_unknown_connection_are_told_with_what_to_do(
         pytest.raises(EffectError, match=r"psycopg\.Cursor is no connection"),
     ):
         first_time(cursor, event())
-    with pytest.raises(EffectError, match="no connection that first_time knows"):
+    with pytest.raises(EffectError, match="not a connection that first_time knows"):
         first_time(object(), event())
     with pytest.raises(EffectError, match="run_sync"):
         first_time(asyncio.AsyncSession.__new__(asyncio.AsyncSession), event())

@@ -334,7 +334,7 @@ async def test_a_timeout_after_sending_leaves_it_unknown(behave):
     async with fake_provider(behave=behave) as provider:
         started = trio.current_time()
         outcome = await send("webhook", options(provider.url, timeout_seconds=2))
-        assert outcome == Ambiguous("no whole answer within 2 s")
+        assert outcome == Ambiguous("no complete answer within 2 s")
         assert trio.current_time() - started > 1.9
 
 
@@ -345,7 +345,7 @@ async def test_a_timeout_before_sending_is_tried_again():
         webhook = msgspec.structs.replace(chosen.webhook, allow_private_addresses=True)
         outcome = await send("webhook", msgspec.structs.replace(chosen, webhook=webhook))
         # An attempt to connect that hangs is raced by another one; no request was in any of them.
-        assert outcome == Again("no whole answer within 2 s")
+        assert outcome == Again("no complete answer within 2 s")
 
 
 @pytest.mark.parametrize("channel", ["email", "sms"])
@@ -400,7 +400,7 @@ async def test_the_patience_with_a_provider_is_a_setting(channel):
         chosen = options(provider.url)
         impatient = msgspec.structs.replace(getattr(chosen, channel), timeout_seconds=1)
         outcome = await send(channel, msgspec.structs.replace(chosen, **{channel: impatient}))
-    assert outcome == Ambiguous("no whole answer within 1 s")
+    assert outcome == Ambiguous("no complete answer within 1 s")
 
 
 @pytest.mark.parametrize("channel", CHANNELS)
@@ -457,7 +457,7 @@ async def test_whatever_a_poster_raises_becomes_an_outcome(channel, fault, caplo
 
 async def test_a_record_that_cannot_be_signed_is_refused_and_not_raised(caplog):
     outcome = await send("webhook", options("http://127.0.0.1:9"), what=record(delivery_id="a.b"))
-    assert outcome == Refused("unexpected ValueError while the message was made")
+    assert outcome == Refused("unexpected ValueError while the message was prepared")
     assert "notification.not_prepared" in caplog.text
 
 

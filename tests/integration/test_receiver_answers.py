@@ -630,7 +630,7 @@ def nested(depth):
 @pytest.mark.parametrize(
     ("make", "name"),
     [
-        pytest.param(lambda: ValueError("file \udcff"), "ValueError", id="no UTF-8"),
+        pytest.param(lambda: ValueError("file \udcff"), "ValueError", id="not UTF-8"),
         pytest.param(lambda: ValueError("\0"), "ValueError", id="NUL"),
         pytest.param(UnspeakableError, "UnspeakableError", id="no text"),
         pytest.param(OddTextError, "OddTextError: odd", id="a text of its own class"),

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import trio
 from msgspec.structs import asdict, replace
-from support.postgres import FURTHER_VERSIONS, open_inbox
+from support.postgres import FURTHER_VERSIONS
+from support.stores import Stores, delivery
 
 from sdk_trio.errors import StoreUnavailableError
 from sdk_trio.records.deliveries import (
@@ -29,29 +30,6 @@ from sdk_trio.records.deliveries import (
 )
 from sdk_trio.storage.memory.inbox import MemoryInbox
 from sdk_trio.storage.ports import Inbox
-from sdk_trio.storage.sqlite import SqliteInbox
-
-
-class Stores:
-    """Opens inboxes of one kind on the same deliveries."""
-
-    def __init__(self, kind: str, directory: Path) -> None:
-        self.kind = kind
-        self.file = directory / "inbox.db"
-        self.opened: list[Any] = []
-
-    async def open(self, owner: str = "one", **terms: float) -> Inbox:
-        terms = {"lease_seconds": 10, "dedup_seconds": 100, "payload_seconds": 40, **terms}
-        if self.kind == "memory":
-            shared = self.opened[0] if self.opened else None
-            self.opened.append(MemoryInbox(owner=owner, shares=shared, **terms))
-        elif self.kind.startswith("postgres"):
-            version = self.kind.removeprefix("postgres")
-            inbox = await open_inbox(self.file, owner=owner, version=version, **terms)
-            self.opened.append(inbox)
-        else:
-            self.opened.append(await SqliteInbox.open(self.file, owner=owner, **terms))
-        return self.opened[-1]  # type: ignore[no-any-return] # all kinds are inboxes
 
 
 @pytest.fixture(
@@ -60,12 +38,7 @@ class Stores:
 async def stores(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Stores]:
     stores = Stores(request.param, tmp_path)
     yield stores
-    for inbox in stores.opened:
-        await inbox.close()
-
-
-def delivery(webhook_id: str = "m1", *, at: float = 1000.0, **fields: Any) -> NewDelivery:
-    return NewDelivery(webhook_id, "order.paid", b'{"type":"order.paid"}', 7, at, **fields)
+    await stores.close()
 
 
 async def test_a_new_delivery_is_kept_with_everything_it_brought(stores: Stores) -> None:

@@ -373,7 +373,7 @@ async def test_a_refusal_that_repeats_itself_is_one_row_a_minute_with_a_count(
     rows = [row for row in await service.audit() if row.action is AuditAction.REFUSED]
     assert [row.actor for row in rows] == ["kim", "lee", "kim"]
     assert "more since" not in (rows[0].details or "")
-    assert (rows[2].details or "").endswith("(49 more since the row before)")
+    assert (rows[2].details or "").endswith("(49 more since the previous row)")
 
 
 async def test_whose_an_organization_is_costs_one_query_until_somebody_changes_a_tenant(

@@ -426,7 +426,7 @@ async def test_a_receiver_that_is_gone_is_a_clear_error():
     with trio.fail_after(60):
         async with running_app(registry(works)) as app:
             url, signed = app.url, app.sign("order.paid")
-        with pytest.raises(DeliveryFailedError, match="Is the receiver running there"):
+        with pytest.raises(DeliveryFailedError, match="Check that the receiver is running there"):
             await post(url, signed)
 
 

@@ -482,4 +482,4 @@ async def test_a_channel_with_tasks_of_its_own_is_cut_off_and_recorded(
         await trio.sleep(1)
         app.nursery.cancel_scope.cancel()
     record = await app.get("1-sms")
-    assert (record.state, "cut off by a shutdown" in record.reason) == (state, True)
+    assert (record.state, "interrupted by a shutdown" in record.reason) == (state, True)

@@ -227,9 +227,9 @@ handlers = HandlerRegistry()
             "handlers.register(OrderPaidEvent, grant)\n"
             "handlers.register(OrderPaidEvent, grant)\n",
             7,
-            "has a handler already: grant, registered at ",
+            "already has a handler: grant, registered at ",
         ),
-        ("number", "handlers.register(OrderPaidEvent, 5)\n", 5, "int is no handler"),
+        ("number", "handlers.register(OrderPaidEvent, 5)\n", 5, "int is not a handler"),
     ],
 )
 def test_a_wrong_registration_names_the_users_line(
@@ -288,7 +288,7 @@ def test_no_receiver_listens(command_line, monkeypatch, free_port):
     answer = command_line("events", "trigger", "order.created", "--url", url)
     assert (answer.status, answer.out) == (69, "")
     assert f"cannot deliver to {url}" in answer.err
-    assert "Is the receiver running there?" in answer.err
+    assert "Check that the receiver is running there" in answer.err
 
 
 @pytest.fixture

@@ -208,7 +208,7 @@ def test_a_directory_of_another_user_is_told_with_what_to_do(command_line, monke
     monkeypatch.setattr(Path, "stat", refuse)
     answer = command_line("events", "list")
     assert answer.status == 69
-    assert "run this as the user of the receiver" in answer.err
+    assert "run the command as the receiver's user" in answer.err
 
 
 def test_a_store_in_memory_is_out_of_reach(command_line):
@@ -226,7 +226,7 @@ def test_a_store_in_memory_is_out_of_reach(command_line):
         (["replay"], "give the ids of events, or --state dead, parked or retrying\n"),
         (["replay", "--state", "dead", "--until", "tomorrow"], "--until takes a time such as"),
         (["replay", "a", "--state", "dead"], "not both"),
-        (["replay", "a", "--type", "order.paid"], "leave them out with ids"),
+        (["replay", "a", "--type", "order.paid"], "remove them, or give a --state instead of ids"),
         (["replay", "--state", "done"], "invalid choice: 'done'"),
     ],
 )
@@ -318,7 +318,7 @@ def test_replay_says_how_an_error_is_given_if_none_is_found(command_line):
     assert answer.status == 0
     assert "0 replayed" in answer.err
     assert "runs them" not in answer.err
-    assert "--error takes the whole error" in answer.err
+    assert "give the whole error" in answer.err
 
 
 def test_replay_of_a_state_goes_through_every_page(command_line, monkeypatch):

@@ -4,11 +4,11 @@ import re
 from collections.abc import Iterator
 from datetime import timedelta
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
+from support.shared import shared
 
 from sdk_trio.config import Settings
 from sdk_trio.config.table import Setting, fold, full_key, sections, table
@@ -19,7 +19,7 @@ from sdk_trio.webhooks.simulator import PREFIX
 #: The specification is no part of the repository: a clone without it cannot be compared with it.
 pytestmark = pytest.mark.may_skip
 
-SPECIFICATION = Path(__file__).resolve().parents[2].parent / "shared" / "spec.md"
+SPECIFICATION = shared("spec.md")
 
 #: Rows of the settings tables in 2.1 to 2.9, counted by hand: a parser that misses some fails.
 ROWS = 81

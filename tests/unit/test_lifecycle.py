@@ -98,7 +98,7 @@ def test_an_error_is_described_by_its_class_and_message():
 def test_a_handler_that_wants_asyncio_is_told_where_it_has_that():
     with pytest.raises(RuntimeError) as caught:
         asyncio.get_running_loop()
-    assert "asyncio=True runs one on the loop" in describe_error(caught.value)
+    assert "asyncio=True runs a handler on the application's loop" in describe_error(caught.value)
 
 
 @given(st.text(max_size=5000))

@@ -48,10 +48,10 @@ def test_the_defaults_are_beyond_remark():
         assert unknown_placeholders(template.email_body) == ()
 
 
-def test_no_channel_at_all_is_a_way_to_tell_nobody_and_is_remarked_on():
+def test_settings_without_a_channel_cause_a_warning():
     (warning,) = warnings(EnabledChannels__Email=False, EnabledChannels__Webhook=False)
     assert warning.startswith(
-        f"Sdk:{KEY}:EnabledChannels: has no channel, so transitions are not announced"
+        f"Sdk:{KEY}:EnabledChannels: has no channel, so transitions are never announced"
     )
 
 

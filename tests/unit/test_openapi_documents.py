@@ -22,7 +22,7 @@ from sdk_trio.admin.query import (
     LONGEST_ACTOR,
     MOMENT,
     ListQuery,
-    ReplayOrder,
+    ReplayRequest,
 )
 from sdk_trio.base.telemetry import Check
 from sdk_trio.records.deliveries import REPLAYABLE, AttemptRecord, DeliveryRecord, DeliveryState
@@ -98,8 +98,8 @@ def test_the_documented_query_is_the_one_that_is_read():
 
 
 def test_the_documented_order_of_a_replay_is_the_one_that_is_read():
-    by_id, by_state = (one["properties"] for one in SCHEMAS["ReplayOrder"]["oneOf"])
-    of_code = msgspec.json.schema(ReplayOrder)["$defs"]["ReplayOrder"]["properties"]
+    by_id, by_state = (one["properties"] for one in SCHEMAS["ReplayRequest"]["oneOf"])
+    of_code = msgspec.json.schema(ReplayRequest)["$defs"]["ReplayRequest"]["properties"]
     assert {*by_id, *by_state} == set(of_code), REMEDY
     assert by_id["ids"]["maxItems"] == LARGEST_REPLAY, REMEDY
     assert by_state["state"]["enum"] == [str(state) for state in REPLAYABLE], REMEDY
@@ -108,7 +108,7 @@ def test_the_documented_order_of_a_replay_is_the_one_that_is_read():
 
 
 def test_the_documented_actor_and_reason_are_lines_of_the_codes_own():
-    actor, reason = SCHEMAS["Actor"], SCHEMAS["TransitionOrder"]["properties"]["reason"]
+    actor, reason = SCHEMAS["Actor"], SCHEMAS["TransitionRequest"]["properties"]["reason"]
     assert actor["pattern"] == reason["pattern"] == LINE, REMEDY
     assert (actor["maxLength"], reason["maxLength"]) == (LONGEST_ACTOR, LONGEST_REASON), REMEDY
 

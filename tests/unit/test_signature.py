@@ -511,11 +511,13 @@ class TestWithoutTheExtra:
         first, second = (problem.message for problem in caught.value.problems)
         assert first == (
             "secret 2 of 3 (Sdk:Webhooks:Secret counts first) is an ed25519 key, and the package "
-            "for those is missing: pip install 'sdk-trio[ed25519]'"
+            "for these keys is missing: pip install 'sdk-trio[ed25519]'"
         )
         assert second.startswith("secret 3 of 3")
 
     def test_signing_names_the_extra(self) -> None:
-        message = "the secret is an ed25519 key, and the package for those is missing: pip install"
+        message = (
+            "the secret is an ed25519 key, and the package for these keys is missing: pip install"
+        )
         with pytest.raises(ImportError, match=rf"^{message} 'sdk-trio\[ed25519\]'$"):
             sign(PRIVATE_KEY, "id", 1, b"")

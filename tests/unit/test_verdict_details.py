@@ -192,9 +192,11 @@ def test_the_age_is_reported(age: float, tolerance: int, cause: str, detail: str
          "webhook-signature missing: svix-* headers are not read, have the sender use webhook-* "
          "ones."),
         ([(b"webhook_timestamp", b"x")], "webhook-id, webhook-timestamp, webhook-signature "
-         "missing: it came with an underscore, which is another name; find what renames it."),
+         "missing: it was sent with an underscore, which is another name; find the program that "
+            "renames it."),
         ([(b"webhook_id", b"x"), *headers(id=None)[1:]], "webhook-id, webhook-timestamp missing: "
-         "it came with an underscore, which is another name; find what renames it."),
+         "it was sent with an underscore, which is another name; find the program that renames "
+            "it."),
     ],
 )  # fmt: skip
 def test_missing_headers_are_reported(sent: Headers, detail: str) -> None:

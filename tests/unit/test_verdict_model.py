@@ -408,7 +408,11 @@ def test_every_missing_header_is_named_with_what_stands_in_its_place(
     verdict = judged(headers, BODY, ring_of(HMAC[:1], KeyDerivation.STANDARD))
     hint = {
         (b"webhook-", b"svix-"): "svix-* headers are not read, have the sender use webhook-* ones",
-        (b"-", b"_"): "it came with an underscore, which is another name; find what renames it",
+        (
+            b"-",
+            b"_",
+        ): "it was sent with an underscore, which is another name; find the program that "
+        "renames it",
     }.get(renamed, "not a signed webhook, or a proxy drops the header")
     listed = ", ".join(name.decode() for name in missing)
     assert verdict == Rejected(Cause.MISSING_HEADER, f"{listed} missing: {hint}.")

@@ -12,7 +12,7 @@ const PAGE = 200;
 // Pages whose rows are kept; those farther away are read again when one comes back to them.
 const KEPT = 8;
 // Firefox draws no element above 17.8 million pixels, Chromium none above 33.5: rows below would never
-// come into sight. A scroll bar of another scale would jump over rows, and nobody reads so many.
+// come into sight. A scroll bar of another scale would jump over rows, and no one reads so many.
 const MOST = 400_000;
 
 export function Deliveries({ filter }) {

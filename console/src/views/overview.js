@@ -30,7 +30,7 @@ function Figures(of) {
     </div>
     ${of.events && html`<ul class="states" aria-label="Deliveries by state">${STATES.map((state) => html`
       <li><a href=${address("deliveries", null, { state })}><span class="state state-${state}">${state}</span><b>${count(of.events[state] ?? 0)}</b></a></li>`)}</ul>`}
-    ${(failing.length > 0 || dead > 0) && html`<section><h2>What needs a look</h2><ul class="findings">${failing.map((check) => html`
+    ${(failing.length > 0 || dead > 0) && html`<section><h2>Needs attention</h2><ul class="findings">${failing.map((check) => html`
       <li class=${check.ok ? "warning" : "problem"}><b>${check.name}</b> ${check.detail ?? (check.ok ? "degraded" : "failing")}</li>`)}
       ${dead > 0 && html`<li class="warning"><b>dead letters</b> <a href=${address("dead")}>${count(dead)} deliveries were given up</a></li>`}</ul></section>`}
     <section class="charts" aria-label="The last quarter of an hour">

@@ -12,7 +12,7 @@ export function Settings() {
     <div class="filters"><${Field} label="Contains" name="word" value=${word} onChange=${setWord} /></div>
     <${Loaded} of=${settings}>${(rows) => html`<div class="wide"><table class="plain"><thead><tr><th scope="col">Key</th><th scope="col">Value</th><th scope="col">From</th></tr></thead>
       <tbody>${rows.filter(fits).map((each) => html`<tr key=${each.key}><th scope="row" class="mono name">${each.key}</th><td class="mono">${each.value}</td><td class="faint origin">${each.origin}</td></tr>`)}</tbody></table></div>`}<//>
-    <section><h2>Actions since the start</h2><${Loaded} of=${actions} empty="Nobody has changed anything here.">${(rows) => html`<ol class="line">${rows.map((each) => html`
+    <section><h2>Actions since the start</h2><${Loaded} of=${actions} empty="No one has changed anything here.">${(rows) => html`<ol class="line">${rows.map((each) => html`
       <li><${When} at=${each.at} /> <b>${each.action}</b> by ${each.actor} from ${each.address ?? "this machine"}, ${each.count} ${each.ids.length > 0 && html`<span class="mono faint">${each.ids.slice(0, 3).join(", ")}</span>`}</li>`)}</ol>`}<//></section>`;
 }
 

@@ -61,7 +61,7 @@ function Change({ tenant, transition, onClose }) {
     }
   });
   return html`<${Dialog} title="${VERBS[transition]} ${tenant.identifier}?" onClose=${() => onClose("")}><form onSubmit=${act}>
-    <p>Its site manager is told by the channels that are set up, and the audit trail keeps it.</p>
+    <p>Its site manager is notified on the configured channels, and the audit trail records it.</p>
     ${error && html`<${Failure} error=${error} />`}
     <label class="field wide">Reason<input name="reason" value=${reason} maxlength="500" autocomplete="off" onInput=${(event) => setReason(event.currentTarget.value)} /></label>
     ${transition === "Suspended" && !tenant.site_manager_email_verified && html`<label class="check"><input type="checkbox" name="bypass" checked=${bypass} onChange=${(event) => setBypass(event.currentTarget.checked)} /> although its email is not verified</label>`}

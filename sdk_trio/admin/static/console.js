@@ -165,7 +165,7 @@ async def test_${t}(deliver):
     </div>
     ${e.events&&_`<ul class="states" aria-label="Deliveries by state">${Zd.map(u=>_`
       <li><a href=${he("deliveries",null,{state:u})}><span class="state state-${u}">${u}</span><b>${Ee(e.events[u]??0)}</b></a></li>`)}</ul>`}
-    ${(o.length>0||s>0)&&_`<section><h2>What needs a look</h2><ul class="findings">${o.map(u=>_`
+    ${(o.length>0||s>0)&&_`<section><h2>Needs attention</h2><ul class="findings">${o.map(u=>_`
       <li class=${u.ok?"warning":"problem"}><b>${u.name}</b> ${u.detail??(u.ok?"degraded":"failing")}</li>`)}
       ${s>0&&_`<li class="warning"><b>dead letters</b> <a href=${he("dead")}>${Ee(s)} deliveries were given up</a></li>`}</ul></section>`}
     <section class="charts" aria-label="The last quarter of an hour">
@@ -197,7 +197,7 @@ async def test_${t}(deliver):
     <div class="filters"><${dn} label="Contains" name="word" value=${n} onChange=${l} /></div>
     <${Fe} of=${e}>${s=>_`<div class="wide"><table class="plain"><thead><tr><th scope="col">Key</th><th scope="col">Value</th><th scope="col">From</th></tr></thead>
       <tbody>${s.filter(o).map(i=>_`<tr key=${i.key}><th scope="row" class="mono name">${i.key}</th><td class="mono">${i.value}</td><td class="faint origin">${i.origin}</td></tr>`)}</tbody></table></div>`}<//>
-    <section><h2>Actions since the start</h2><${Fe} of=${t} empty="Nobody has changed anything here.">${s=>_`<ol class="line">${s.map(i=>_`
+    <section><h2>Actions since the start</h2><${Fe} of=${t} empty="No one has changed anything here.">${s=>_`<ol class="line">${s.map(i=>_`
       <li><${me} at=${i.at} /> <b>${i.action}</b> by ${i.actor} from ${i.address??"this machine"}, ${i.count} ${i.ids.length>0&&_`<span class="mono faint">${i.ids.slice(0,3).join(", ")}</span>`}</li>`)}</ol>`}<//></section>`}function _c(){let e=Le("api/doctor");return _`<header class="title"><h1>Doctor</h1><span class="actions"><button type="button" onClick=${e.again}>Look again</button></span></header>
     <${Fe} of=${e} empty="Nothing was found.">${t=>_`<ul class="findings">${t.map(n=>_`
       <li class=${n.level}><b>${n.check}</b>${n.where&&_` <span class="mono">${n.where}</span>`}<p>${n.what}</p>${n.remedy&&_`<p class="faint">${n.remedy}</p>`}</li>`)}</ul>`}<//>`}var ep=["Active","Suspended","Deactivated","Deleted"],tp={Active:["Suspended","Deactivated"],Suspended:["Reactivated","Deactivated"],Deactivated:["Reactivated"],Deleted:[]},or={Suspended:"Suspend",Reactivated:"Reactivate",Deactivated:"Deactivate"};function gc({filter:e}){let t=Pl("api/tenants",{status:e.status,limit:100},["tenant"]);return _`<h1>Tenants</h1>
@@ -220,7 +220,7 @@ async def test_${t}(deliver):
       <div><dt>Phone</dt><dd>${e.site_manager_phone??"-"}</dd></div><div><dt>Organization</dt><dd class="mono">${e.organization_id??"-"}</dd></div>
       <div><dt>Created</dt><dd><${me} at=${e.created_at} /></dd></div></dl>
     ${l&&_`<${lp} tenant=${e} transition=${l} onClose=${c=>{o(null),c&&(i(c),t())}} />`}`}function lp({tenant:e,transition:t,onClose:n}){let[l,o]=U(""),[s,i]=U(!1),[c,u]=U(null),[d,h]=St(async()=>{try{let m={transition:t,bypass_email_verification:s,...l?{reason:l}:{}},{new_status:y,no_op:g}=await Qt(`api/tenants/${encodeURIComponent(e.id)}/transition`,m);n(g?`The tenant was ${y} already.`:`The tenant is ${y} now.`)}catch(m){u(m)}});return _`<${Bt} title="${or[t]} ${e.identifier}?" onClose=${()=>n("")}><form onSubmit=${d}>
-    <p>Its site manager is told by the channels that are set up, and the audit trail keeps it.</p>
+    <p>Its site manager is notified on the configured channels, and the audit trail records it.</p>
     ${c&&_`<${Xe} error=${c} />`}
     <label class="field wide">Reason<input name="reason" value=${l} maxlength="500" autocomplete="off" onInput=${m=>o(m.currentTarget.value)} /></label>
     ${t==="Suspended"&&!e.site_manager_email_verified&&_`<label class="check"><input type="checkbox" name="bypass" checked=${s} onChange=${m=>i(m.currentTarget.checked)} /> although its email is not verified</label>`}

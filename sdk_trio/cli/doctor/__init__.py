@@ -1,4 +1,4 @@
-"""The doctor: faults and their remedies.
+"""``doctor``: find faults and their remedies.
 
 This file defines the findings of the checks in the other files, each with a remedy; ``run.py`` runs
 them all.
@@ -16,7 +16,7 @@ class Level(enum.StrEnum):
     PROBLEM = "problem"
     """Something does not work, or is not safe."""
     WARNING = "warning"
-    """Something will not work one day, or is hardly meant."""
+    """Something will fail one day, or is probably a mistake."""
     NOTE = "note"
     """Something that was not checked, or that is useful to know."""
     OK = "ok"

@@ -28,7 +28,7 @@ from . import Report
 REPLICATION = "Sdk:MultiTenant:FileDb:Replication"
 STORAGE_PATH = "Sdk:Storage:Path"
 
-#: The least free bytes and file nodes with which a store can work for a while.
+#: The minimum of free bytes and file nodes with which a store can work for a while.
 LEAST_FREE_BYTES = 100 * 1024 * 1024
 COMFORTABLE_FREE_BYTES = 1024 * 1024 * 1024
 LEAST_FREE_NODES = 1000
@@ -40,7 +40,7 @@ _DAY_SECONDS = 86_400
 
 #: The result of adjtimex(2) when the clock is not synchronized (TIME_ERROR).
 _CLOCK_ERROR = 5
-#: More bytes than the struct timex of any Linux has.
+#: More bytes than ``struct timex`` has on any Linux.
 _TIMEX_BYTES = 512
 
 
@@ -73,7 +73,9 @@ def _check_certificate(cert_file: str, key_file: str, report: Report) -> None:
     now = time.time()
     if not begin <= now <= end:
         fault = "it is not yet valid" if now < begin else "it has expired"
-        report.problem(where, f"no sender accepts it: {fault}", f"{RENEW}; or the clock is wrong")
+        report.problem(
+            where, f"every sender rejects it: {fault}", f"{RENEW}; or the clock is wrong"
+        )
         return
     days = (end - now) / _DAY_SECONDS
     if end - now < URGENT_EXPIRY_SECONDS:
@@ -81,7 +83,7 @@ def _check_certificate(cert_file: str, key_file: str, report: Report) -> None:
     elif days < NOTABLE_EXPIRY_DAYS:
         report.note(where, f"it expires in {days:.0f} days", RENEW)
     else:
-        report.ok(where, f"it is the key's, and is valid for {days:.0f} more days")
+        report.ok(where, f"it matches the key, and is valid for {days:.0f} more days")
 
 
 def _reason(error: OptionsValidationError) -> str:
@@ -160,7 +162,7 @@ def _check_secret_file(key: str, file: Path, report: Report) -> None:
     status = file.stat()
     mode = stat.S_IMODE(status.st_mode)
     where = f"{key} ({file})"
-    # root may read everything anyway.
+    # root can read everything anyway.
     if status.st_uid not in (os.geteuid(), 0):
         report.problem(
             where,
@@ -191,9 +193,9 @@ def check_disk(settings: Settings, report: Report, growth_per_day: float | None 
         return
     directory = Path(settings.storage.path).absolute()
     existing = next(p for p in (directory, *directory.parents) if p.exists())
-    room = os.statvfs(existing)
+    disk = os.statvfs(existing)
     # f_bavail instead of f_bfree: part of the disk is reserved for root.
-    free = room.f_bavail * room.f_frsize
+    free = disk.f_bavail * disk.f_frsize
     where = f"{STORAGE_PATH} ({existing})"
     if free < LEAST_FREE_BYTES:
         report.problem(
@@ -214,10 +216,10 @@ def check_disk(settings: Settings, report: Report, growth_per_day: float | None 
     else:
         report.ok(where, f"{size_text(free)} free")
     # File systems that create nodes on demand report a total of 0.
-    if room.f_files and room.f_favail < LEAST_FREE_NODES:
+    if disk.f_files and disk.f_favail < LEAST_FREE_NODES:
         report.problem(
             where,
-            f"the file system has {room.f_favail} file nodes left: soon no file can be created, "
+            f"the file system has {disk.f_favail} file nodes left: soon no file can be created, "
             "however many bytes are free",
             "remove unneeded files (df -i shows where)",
         )
@@ -229,7 +231,7 @@ def check_descriptors(settings: Settings, report: Report) -> None:
     limit = share_descriptors(reachable_descriptor_limit()).receiver
     whose = "this shell's"
     try:
-        # This shell's limit says little about the receiver, whose unit sets its own.
+        # The limit of this shell differs from the receiver's, whose unit sets its own.
         pid = find(settings.storage.path).pid
         limit = share_descriptors(_descriptors_of(pid)).receiver
         whose = f"the running receiver's (process {pid})"
@@ -330,7 +332,7 @@ def check_replication(
 def _version_of(binary: str) -> str:
     try:
         ran = subprocess.run(
-            # Bounded: a program that hangs here is a finding, too.
+            # Bounded: a program that hangs here is also a finding.
             [binary, "version"],
             capture_output=True,
             text=True,

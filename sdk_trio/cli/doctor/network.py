@@ -81,7 +81,7 @@ async def check_receiver(settings: Settings, report: Report) -> None:
     if posted is not None:
         cause = own[0] if own else None
         _explain(posted.status, where, settings, report, cause)
-    # Those of doctor's own probes are no evidence about senders.
+    # Exclude those of doctor's own probes: they say nothing about senders.
     counts.subtract(own)
     for cause in sorted(counts.keys() & ADVICE.keys()):
         if counts[cause] > 0:
@@ -95,7 +95,7 @@ async def check_receiver(settings: Settings, report: Report) -> None:
 async def _read_rejections(settings: Settings, report: Report) -> tuple[Counter[str], list[str]]:
     """Return the receiver's counted causes of rejections, and those of doctor's own probes.
 
-    The latter are of the newest that the receiver keeps, the newest first.
+    The latter are among the newest that the receiver keeps, newest first.
     """
     try:
         source = feed_source(settings, Namespace(from_=None, token_env=None))
@@ -132,10 +132,10 @@ async def check_routes(settings: Settings, report: Report) -> None:
                 "give the name an address in your network, or the route AllowPublicAddresses",
             )
         except (OSError, trio.TooSlowError) as error:
-            told = str(error) or f"no connection within {STEP_SECONDS:g} s"
+            reason = str(error) or f"no connection within {STEP_SECONDS:g} s"
             report.problem(
                 where,
-                f"cannot connect to {route.url}: {told}",
+                f"cannot connect to {route.url}: {reason}",
                 "start the application, or change the route; its events wait in the store",
             )
         else:
@@ -171,7 +171,7 @@ def _explain(
     proxied = settings.server.trusted_proxies
     match status:
         case 200:
-            report.ok(where, "a signed delivery went through the whole pipeline: 200")
+            report.ok(where, "a signed delivery passed through the whole pipeline: 200")
         # Without the cause, the settings say which of the two is likelier.
         case 400 if cause == "not_https" or (
             cause is None and settings.webhooks.require_https and not where.startswith("https:")
@@ -297,7 +297,7 @@ async def _is_reached(
             report.problem(
                 where,
                 f"TLS: {host} has no certificate that this machine trusts ({_words(cause)})",
-                "set the clock right, or name the authorities of a private certificate, or of a "
+                "correct the clock, or name the authorities of a private certificate, or of a "
                 "proxy in between, with Sdk:Connection:CaFile",
             )
             return False
@@ -319,19 +319,20 @@ def _is_welcome(status: int, where: str, report: Report) -> bool:
                 TOKEN,
                 "401: the upstream does not know the access token: wrong, revoked, or of the other "
                 "environment (a sandbox token with Mode Live, or the other way round)",
-                "make a token at the upstream for this environment, or set Sdk:Mode to the token's",
+                "create a token at the upstream for this environment, or set Sdk:Mode to the "
+                "token's",
             )
         case 403:
             report.problem(
                 TOKEN,
-                "403: the access token is good, and lacks the scope organizations:read",
+                "403: the access token is valid, but lacks the scope organizations:read",
                 "give the token the scopes that the application needs",
             )
         case 404:
             report.problem(
                 "Sdk:BasePath",
                 f"404: {where} has no such route below the base path; an upstream that does not "
-                "know the version header's value answers so too",
+                "know the value of the version header also answers 404",
                 "compare Sdk:BasePath, Sdk:ApiVersion and Sdk:Upstream:VersionHeader with the "
                 "upstream's documentation",
             )
@@ -358,7 +359,7 @@ def _check_skew(response: httpx.Response, now: float, settings: Settings, report
     way = "ahead of" if skew > 0 else "behind"
     tolerance = settings.webhooks.tolerance_seconds
     what = f"{abs(skew):.0f} s {way} the upstream's"
-    remedy = "set it right: run an NTP client (systemd-timesyncd, chrony)"
+    remedy = "correct it: run an NTP client (systemd-timesyncd, chrony)"
     if abs(skew) >= tolerance:
         report.problem(
             where,
@@ -386,7 +387,7 @@ async def _check_endpoints(
         report.note(
             "webhook endpoints",
             f"the upstream does not list them: {error}",
-            "give the token the scope webhooks:read to have them compared",
+            "give the token the scope webhooks:read, so that they can be compared",
         )
         return
     chosen = settings.webhooks.reconciliation.endpoint_ids

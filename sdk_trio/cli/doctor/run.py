@@ -45,7 +45,7 @@ if not describing():
         check_tenants,
     )
 
-#: Time limits of one check, and of all together, in seconds: a doctor that hangs finds nothing.
+#: Time limits of one check, and of all together, in seconds: a ``doctor`` that hangs finds nothing.
 CHECK_SECONDS = 20.0
 TOTAL_SECONDS = 40.0
 
@@ -54,7 +54,7 @@ Check: TypeAlias = Callable[[Report], Awaitable[None]]
 
 def doctor_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of ``doctor``."""
-    parser.add_argument("--app", metavar=REFERENCE, help="examine the handlers of it as well")
+    parser.add_argument("--app", metavar=REFERENCE, help="examine its handlers as well")
     parser.add_argument(
         "--standalone", action="store_true", help="examine only the receiver: no AccessToken"
     )
@@ -136,9 +136,9 @@ async def examine_running(loaded: Loaded, arguments: Namespace) -> list[dict[str
     """
     first = Report("settings")
     check_settings(loaded, first)
-    told = Namespace(offline=True, standalone=True, config=arguments.config)
+    options = Namespace(offline=True, standalone=True, config=arguments.config)
     handled = _Handled(None)
-    found = await _examine(loaded, loaded.require(), handled, told, running=True)
+    found = await _examine(loaded, loaded.require(), handled, options, running=True)
     rows = ranked([*first.findings, *found])
     return [{**attrs.asdict(row), "level": str(row.level)} for row in rows]
 
@@ -156,7 +156,7 @@ async def _examine(
     ``running``: this process is the receiver, so the checks of the network and the handlers are
     skipped.
     """
-    # A list, because the checks run as tasks: the one of the store fills it for those after it.
+    # A list, because the checks run as tasks: the store check fills it for later checks.
     found: list[Contents] = []
 
     async def check_the_store(report: Report) -> None:

@@ -70,7 +70,7 @@ def check_secrets(settings: Settings, report: Report) -> None:
             "set the organization access token here, and the secret in Sdk:Webhooks:Secret",
         )
     elif token:
-        # The length shows a token that was cut off in pasting, and gives nothing away.
+        # The length shows a token that was cut off in pasting, and reveals nothing else.
         report.ok(key, f"set, {len(token)} characters")
     for name, secret in keyed_secrets(settings):
         text = secret.reveal()
@@ -85,7 +85,7 @@ def check_secrets(settings: Settings, report: Report) -> None:
     if settings.mode is Mode.LIVE and not settings.webhooks.require_https:
         report.warning(
             REQUIRE_HTTPS,
-            "Mode is Live, and deliveries are taken without HTTPS",
+            "Mode is Live, and deliveries are accepted without HTTPS",
             "set it to true; behind a proxy name it in Sdk:Server:TrustedProxies",
         )
 
@@ -167,7 +167,7 @@ def _check_reachable(address: str, trusted: tuple[str, ...], report: Report) -> 
 
 
 def _check_trust(trusted: tuple[str, ...], report: Report) -> None:
-    # The checks of the settings warn of wide ranges already.
+    # The checks of the settings already warn of wide ranges.
     if not any(map(is_wide, trusted)):
         report.note(
             TRUSTED_PROXIES,
@@ -189,8 +189,8 @@ def check_sources(settings: Settings, report: Report) -> None:
     if ranges and (unix or (hidden and not all(_covers(ranges, host) for host in hosts))):
         report.problem(
             ALLOWED_SOURCES,
-            "every delivery is answered 403: the receiver is reached through its own machine "
-            "alone, and no proxy is trusted to name the sender",
+            "every delivery is answered 403: the receiver can only be reached through its own "
+            "machine, and no proxy is trusted to name the sender",
             f"set {TRUSTED_PROXIES} to the proxy's address, or empty the list",
         )
     elif ranges:
@@ -198,7 +198,7 @@ def check_sources(settings: Settings, report: Report) -> None:
     if limit is not None and (hidden or unix):
         report.warning(
             "Sdk:Webhooks:RateLimitPerMinute",
-            "all senders together count as one: none of them is seen behind the proxy",
+            "all senders together count as one: their addresses are hidden behind the proxy",
             f"set {TRUSTED_PROXIES} to the proxy's address",
         )
 
@@ -258,7 +258,7 @@ def check_endpoints(
         report.problem(
             "Sdk:Webhooks:Path",
             f"no webhook endpoint of the upstream has a URL that ends in {path}: nothing arrives",
-            "create one at the upstream, or set the path of the one that there is",
+            "create one at the upstream, or set the path of an existing one",
         )
     for endpoint in ours:
         where = f"webhook endpoint {endpoint.get('id')}"

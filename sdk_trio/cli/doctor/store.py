@@ -40,22 +40,22 @@ if TYPE_CHECKING:
 CHECK_SECONDS = 5.0
 
 #: The size in bytes from which the write-ahead log is reported: ten times the size at which it is
-#: usually cleared, so a reader keeps it.
+#: usually cleared, so a long-running reader prevents that.
 LARGE_LOG_BYTES = 160 * 1024 * 1024
 
 #: The age in seconds from which an unfinished event is reported: older than usual retries last.
 OLD_EVENT_SECONDS = 86_400.0
 
-#: The share of used queue slots from which on a warning is needed.
+#: The share of used queue slots above which a warning is needed.
 FULL_SHARE = 0.8
 
 #: The age in seconds from which a reader of the database is reported: dead rows stay until it ends.
 LONG_READ_SECONDS = 900.0
 
-#: The time for which a failover that may have lost deliveries is reported, in seconds.
+#: Seconds for which a failover that may have lost deliveries is reported.
 FAILOVER_SECONDS = 7 * 86_400.0
 
-#: The most tenants whose credentials and recipients are checked.
+#: The maximum number of tenants whose credentials and recipients are checked.
 MOST_TENANTS = 1000
 
 
@@ -119,8 +119,8 @@ async def check_database(settings: Settings, report: Report) -> Contents | None:
         name, age = found.holder
         report.warning(
             where,
-            f"the {name} has read for {age / 60:.0f} minutes, and {sum(found.dead.values())} dead "
-            "rows wait for its end: looking for due events costs more with each of them",
+            f"the {name} has read for {age / 60:.0f} minutes, and {sum(found.dead.values())} "
+            "dead rows wait for its end: each of them makes polling for due events slower",
             "end it (pg_terminate_backend, ROLLBACK PREPARED), or let it read a standby",
         )
     if found.blocked is not None:
@@ -137,7 +137,7 @@ async def check_database(settings: Settings, report: Report) -> Contents | None:
     if found.contents is None:
         report.note(where, f"{what}: the next start upgrades the schema {address.schema}")
     else:
-        report.ok(where, f"{what}, the schema {address.schema} is that of this version")
+        report.ok(where, f"{what}, the schema {address.schema} has the version of this program")
         _describe_contents(settings, found.contents, report)
     return found.contents
 
@@ -150,8 +150,8 @@ def _describe_replication(where: str, found: "PostgresExamination", report: Repo
         report.note(
             where,
             f"replication to {found.standbys} standbys is asynchronous: a failover loses data "
-            "that was "
-            "acknowledged in the last moments; set synchronous_standby_names to lose nothing",
+            "that was acknowledged in the last moments; set synchronous_standby_names to prevent "
+            "that",
         )
     timeline = found.timeline
     if timeline is None or timeline.since is None or timeline.complete:
@@ -181,7 +181,7 @@ def _compare_clocks(settings: Settings, offset: float, report: Report) -> None:
 
 
 def _compare_with_receiver(settings: Settings, report: Report) -> None:
-    """Report a running receiver that writes to another file than a restart would open."""
+    """Report whether the running receiver writes to a file that a restart would not open."""
     try:
         # Without a receiver, no process writes elsewhere.
         receiver = find(settings.storage.path)
@@ -193,8 +193,8 @@ def _compare_with_receiver(settings: Settings, report: Report) -> None:
     what = "was replaced" if file.exists() else "was removed"
     report.problem(
         str(file),
-        f"it {what}: the receiver (process {receiver.pid}) has another file open; nothing that it "
-        "is sent is accepted",
+        f"it {what}: the receiver (process {receiver.pid}) has another file open; it accepts no "
+        "delivery",
         "put back the file, or restore a backup ('storage restore FILE'), and restart the "
         "receiver; until it ends, "
         f"Linux still has its file under /proc/{receiver.pid}/fd",
@@ -239,7 +239,7 @@ def _describe_file(found: Examination, report: Report) -> None:
             f"its schema has version {found.version}, and this program knows up to {VERSION}",
             "install the version that wrote it",
         )
-    # Not brought up to date here: doctor changes nothing.
+    # Not upgraded here: doctor changes nothing.
     elif found.version < VERSION:
         report.note(
             where, f"its schema has version {found.version}: the next start brings it to {VERSION}"
@@ -258,8 +258,9 @@ def _describe_file(found: Examination, report: Report) -> None:
     if found.wal_size > LARGE_LOG_BYTES:
         report.warning(
             f"{where}-wal",
-            f"the write-ahead log has {size_text(found.wal_size)}: a reader that never ends, such "
-            "as an open sqlite3 shell or a stopped backup, keeps it from being written back",
+            f"the write-ahead log has {size_text(found.wal_size)}: a reader that never ends, "
+            "such as an open sqlite3 shell or a stopped backup, prevents it from being written "
+            "back",
             "end that reader (lsof shows it)",
         )
 
@@ -287,16 +288,16 @@ def _describe_contents(settings: Settings, found: Contents, report: Report) -> N
     if found.expired_leases:
         report.warning(
             "inbox",
-            f"{found.expired_leases} events belong to a process that hangs or has ended, and "
-            "no other one has taken them over",
-            "start a receiver if none runs; otherwise its log and /readyz show what keeps its "
-            "workers busy, or from the store",
+            f"{found.expired_leases} events belong to a process that hangs or has ended, and no "
+            "other process has claimed them",
+            "start a receiver if none runs; otherwise its log and /readyz show why its workers "
+            "are busy or cannot reach the store",
         )
     age = 0.0 if found.oldest_unfinished is None else time.time() - found.oldest_unfinished
     if age > OLD_EVENT_SECONDS:
         report.warning(
             "inbox",
-            f"the oldest unfinished event came {age / 3600:.0f} hours ago",
+            f"the oldest unfinished event arrived {age / 3600:.0f} hours ago",
             "start a receiver if none runs; 'events list --state retrying' lists the failures",
         )
     if not (dead or found.parked or found.expired_leases) and age <= OLD_EVENT_SECONDS:
@@ -308,10 +309,10 @@ def _describe_contents(settings: Settings, found: Contents, report: Report) -> N
     if waiting >= FULL_SHARE * places:
         report.warning(
             "Sdk:Webhooks:Queue:Capacity",
-            f"{waiting} events wait for a worker, and the queue has {places} slots: further events "
-            "beyond them is answered 503",
-            "handlers are slower than events come: the metric sdk_webhook_handler_seconds shows "
-            "which; more Webhooks:Queue:Workers help where handlers wait for others",
+            f"{waiting} events wait for a worker, and the queue has {places} slots: further "
+            "deliveries are answered 503",
+            "handlers are slower than events arrive: the metric sdk_webhook_handler_seconds "
+            "shows which; more Webhooks:Queue:Workers help if handlers wait for other services",
         )
 
 
@@ -334,8 +335,8 @@ async def check_tenants(settings: Settings, found: Contents | None, report: Repo
         await _check_tenant(settings, tenant, reader, report)
     if len(report.findings) == before:
         report.ok(key, f"{len(tenants)} active tenants, and every credential can be read")
-    # With tenants, the start does not require a secret of the host: here is the check for having
-    # none.
+    # With tenants, the start does not require a secret of the host, so this check reports if there
+    # is none.
     unowned = not settings.webhooks.all_secrets and not any(
         tenant.credentials.webhook_secrets for tenant in tenants
     )
@@ -343,7 +344,7 @@ async def check_tenants(settings: Settings, found: Contents | None, report: Repo
         report.problem(
             "Sdk:Webhooks:Secrets",
             "neither the host nor any tenant has a webhook secret: no delivery can be verified",
-            "set one, or give tenants theirs ('tenant add --webhook-secret-env')",
+            "set one, or give tenants their own ('tenant add --webhook-secret-env')",
         )
 
 
@@ -393,7 +394,7 @@ _NO_DOMAINS = (
 )
 
 #: The advice for messages in these states.
-_WAITING_FOR_SOMEBODY = {
+_NEEDS_OPERATOR = {
     NotificationState.FAILED: "remove the causes that 'notify list --state failed' shows, then "
     "'notify retry --state failed'",
     NotificationState.UNKNOWN: "check at the provider those that 'notify list --state unknown' "
@@ -512,7 +513,7 @@ def _named(tenants: list[Tenant]) -> str:
 
 async def _check_messages(store: NotificationStore, report: Report) -> None:
     counts = await store.counts()
-    for state, remedy in _WAITING_FOR_SOMEBODY.items():
+    for state, remedy in _NEEDS_OPERATOR.items():
         if counts[state]:
             report.warning("messages", f"{counts[state]} messages are {state}", remedy)
     if counts[NotificationState.SKIPPED]:
@@ -530,7 +531,7 @@ async def _check_messages(store: NotificationStore, report: Report) -> None:
             "hours",
             "start the daemon with notifications enabled; 'notify list --state pending' shows it",
         )
-    if not any(counts[state] for state in _WAITING_FOR_SOMEBODY):
+    if not any(counts[state] for state in _NEEDS_OPERATOR):
         report.ok("messages", f"{counts[NotificationState.SENT]} were sent, none is failed or lost")
 
 

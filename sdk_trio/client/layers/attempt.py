@@ -51,7 +51,7 @@ MAX_ERROR_BYTES = 1_048_576
 class _Abandoned:
     """The transport's report about an attempt that was cancelled while it waited.
 
-    It says whether the request may have reached the upstream, and its incident, if any.
+    It has whether the request may have reached the upstream, and its incident, if any.
     """
 
     __slots__ = ("_call", "incident", "kind")
@@ -101,7 +101,7 @@ class AttemptLayer(CallLayer):
     ) -> None:
         self._transport = transport
         self._under_way = in_progress
-        self._transport_tells = getattr(transport, "calls_before_send", False)
+        self._transport_reports_send = getattr(transport, "calls_before_send", False)
         self._clock = clock
         self._gate = gate
         self._budget = budget
@@ -171,7 +171,7 @@ class AttemptLayer(CallLayer):
         """
         # A user's transport, such as a mock, may not report when a request is sent; a write then
         # counts as sent from the start, the safe assumption.
-        if self._transport_tells:
+        if self._transport_reports_send:
             request.extensions[ABANDONED] = abandoned.note
             if not call.idempotent:
                 request.extensions[BEFORE_SEND] = call.note_departure

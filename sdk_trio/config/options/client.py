@@ -119,8 +119,7 @@ class ConnectionOptions(Section, frozen=True, kw_only=True):
     ca_file: Annotated[
         str | None,
         about(
-            "PEM file with the only certificate authorities that are trusted for the upstream."
-            "others.",
+            "PEM file with the only certificate authorities that are trusted for the upstream.",
             default_note="the public ones, or those of SSL_CERT_FILE",
         ),
     ] = None

@@ -89,11 +89,11 @@ def _size(encoding: str, costs: list[int], alone: int, joined: int) -> SmsSize:
     units = sum(costs)
     if units <= alone:
         return SmsSize(encoding, units, 1 if units else 0)
-    segments, room = 0, 0
+    segments, left = 0, 0
     for cost in costs:
-        if cost > room:  # a character is never split across segments
-            segments, room = segments + 1, joined
-        room -= cost
+        if cost > left:  # a character is never split across segments
+            segments, left = segments + 1, joined
+        left -= cost
     return SmsSize(encoding, units, segments)
 
 
@@ -245,8 +245,8 @@ class TemplatesOptions(Section, frozen=True, kw_only=True):
 
     suspended: TemplateOptions = _template(
         "has been suspended",
-        "Access is paused for now. Nothing has been removed, and everything is there again once it "
-        "has been reactivated.",
+        "Access is paused for now. Nothing has been removed, and everything will be available "
+        "again once it has been reactivated.",
     )
     reactivated: TemplateOptions = _template(
         "has been reactivated",
@@ -258,7 +258,7 @@ class TemplatesOptions(Section, frozen=True, kw_only=True):
     deleted: TemplateOptions = _template(
         "has been deleted",
         "Its data is kept for a limited time, in which it can still be restored. After that it is "
-        "removed for good. If you want it back, please tell us soon.",
+        "removed for good. If you want it back, please contact us soon.",
     )
 
 

@@ -105,7 +105,7 @@ def _explanation(answer: PostAnswer, hidden: tuple[str, ...]) -> str:
     errors = document_of(answer).get("errors")
     if not isinstance(errors, list):
         return ""
-    # Three show the fault, and the reason is cut at 300 characters anyway.
+    # Three are enough to see the fault, and the reason is cut at 300 characters anyway.
     first = [error for error in errors[:3] if isinstance(error, dict)]
     texts = []
     for error in first:

@@ -58,7 +58,7 @@ class SmsSender(ProviderChannel):
             body=urlencode(fields).encode("ascii"),
             timeout_seconds=options.sms.timeout_seconds,
             classify=lambda answer: self._judge(
-                # Without its plus the number is found in either spelling.
+                # Searched without the plus, so that the number is found in both spellings.
                 answer,
                 hidden=(pair, token, account, recipient.lstrip("+")),
             ),

@@ -73,7 +73,7 @@ def body_signature(secret: str, body: bytes) -> str:
 
 
 class Signer(Protocol):
-    """Signs as the Standard Webhooks scheme does; the runtime hands one over."""
+    """Signs by the Standard Webhooks scheme; the runtime passes an instance."""
 
     def __call__(
         self, body: bytes, *, secret: str, webhook_id: str, timestamp: int
@@ -90,11 +90,11 @@ class WebhookSender(ProviderChannel):
     """Posts one notification to the operator's URL.
 
     Args:
-        options: as in :class:`ProviderChannel`.
-        poster: as well.
+        options: as for :class:`ProviderChannel`.
+        poster: as for :class:`ProviderChannel`.
         sign: makes the three headers of Standard Webhooks, with the delivery's id.
-        read_variable: as well.
-        clock: as above; each attempt is signed with its own time.
+        read_variable: as for :class:`ProviderChannel`.
+        clock: returns Unix seconds; each attempt is signed with its own time.
     """
 
     repeatable = True
@@ -135,13 +135,13 @@ class WebhookSender(ProviderChannel):
             timeout_seconds=webhook.timeout_seconds,
             classify=self._judge,
             public_only=must_be_public(options),
-            # The status is all that counts. Many receivers answer 200 and work before they end the
-            # body; waiting for it, the same message was sent eight times.
+            # Only the status counts. Many receivers answer 200 and do their work before they end
+            # the body: when we waited for it, the same message was sent eight times.
             wants_body=False,
         )
 
     def _judge(self, answer: PostAnswer) -> Outcome:
-        # The receiver's words are not stored: they may contain secrets.
+        # The receiver's explanation is not stored: it may contain secrets.
         if 200 <= answer.status < 300:
             return accepted(answer)
         return classify_response(
