@@ -135,7 +135,7 @@ class CatchUp:
         self._most_waiting = max(1, settings.webhooks.queue.capacity // 2)
         self._comparing = trio.CapacityLimiter(COMPARED_AT_ONCE)
         # Events that may be put before the waiting ones are counted again.
-        self._room = 0
+        self._reservable = 0
         self._counting = trio.Lock()
 
     async def run(
@@ -303,20 +303,20 @@ class CatchUp:
         """Wait while so many events wait that ordinary deliveries would be refused."""
         async with self._counting:
             least, since = float("inf"), trio.current_time()
-            while self._room <= 0:
+            while self._reservable <= 0:
                 waiting = (await self._inbox.counts())[DeliveryState.RECEIVED]
-                self._room = self._most_waiting - waiting
-                if self._room > 0:
+                self._reservable = self._most_waiting - waiting
+                if self._reservable > 0:
                     break
                 if waiting < least:
                     least, since = waiting, trio.current_time()
                 # Without a receiver nothing shrinks it; the next start runs the events.
                 if self._patience is not None and trio.current_time() - since > self._patience:
-                    self._room = self._most_waiting
+                    self._reservable = self._most_waiting
                     break
                 self._wake()
                 await trio.sleep(BACKLOG_POLL_SECONDS)
-            self._room -= 1
+            self._reservable -= 1
 
 
 def types_of(glob: str | None) -> frozenset[str]:
