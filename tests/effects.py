@@ -43,7 +43,7 @@ from support.deliveries import SECRET
 from sdk_trio import MARKERS_SCHEMA, HandlerRegistry, Settings, Transaction, first_time
 from sdk_trio.events import OrderPaidEvent
 from sdk_trio.records.deliveries import UNFINISHED, DeliveryState, NewDelivery
-from sdk_trio.storage.sqlite import SqliteInbox
+from sdk_trio.storage.sqlite_inbox import SqliteInbox
 from sdk_trio.testing import sample_body
 from sdk_trio.webhooks import WebhookReceiver
 
@@ -74,7 +74,7 @@ class Place:
         if self.engine == "sqlite":
             return await SqliteInbox.open(self.directory / "inbox.db", owner=owner, **terms)
         from sdk_trio.storage.engines.postgres_address import PostgresAddress
-        from sdk_trio.storage.postgres import PostgresInbox
+        from sdk_trio.storage.postgres_inbox import PostgresInbox
 
         return await PostgresInbox.open(PostgresAddress(dsn=self.dsn), owner=owner, **terms)
 

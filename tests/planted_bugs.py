@@ -26,10 +26,10 @@ from sdk_trio.events import (
     SubscriptionCanceledEvent,
 )
 from sdk_trio.records.deliveries import Admission, Admitted, Dead, Done, Retry
-from sdk_trio.storage import admission, claims, commit, inbox
+from sdk_trio.storage import admission, commit, inbox, known_keys
 from sdk_trio.storage.engines import sqlite as engine
 from sdk_trio.storage.sql import deliveries, leases
-from sdk_trio.storage.sqlite import SqliteInbox
+from sdk_trio.storage.sqlite_inbox import SqliteInbox
 from sdk_trio.testing import World
 from sdk_trio.testing.simulation.plan import Arrival, Fault, SimulationPlan, Trouble, make_plan
 from sdk_trio.testing.simulation.run import handled_types
@@ -216,9 +216,13 @@ def deduplication_lost_at_restart() -> Any:
 def lanes_ignored() -> Any:
     """Events of one subject are claimed in any order, several at a time."""
     return _several(
-        patch.object(leases, "_DUE", leases._DUE.replace(leases._IS_FIRST, "(1 = 1)")),
+        patch.object(
+            leases, "_FIND_DUE", leases._FIND_DUE.replace(leases._is_first("this"), "(1 = 1)")
+        ),
         patch.object(leases, "_NEXT_LANES", leases._NEXT_LANES.replace("min(seq", "max(seq")),
-        patch.object(deliveries, "_START", deliveries._START.replace("lane IS NULL", "1 = 1")),
+        patch.object(
+            deliveries, "_START_RUN", deliveries._START_RUN.replace("lane IS NULL", "1 = 1")
+        ),
     )
 
 
@@ -241,21 +245,25 @@ def ordered_run_from_memory() -> Any:
 def waiting_never_fetched() -> Any:
     """Events of an earlier process are not fetched."""
     return patch.object(
-        leases, "_DUE", leases._DUE.replace("state = 'received'", "state = 'received' AND 1 = 0")
+        leases,
+        "_FIND_DUE",
+        leases._FIND_DUE.replace("state = 'received'", "state = 'received' AND 1 = 0"),
     )
 
 
 def retries_never_fetched() -> Any:
     """Retries that are due are not fetched."""
     return patch.object(
-        leases, "_DUE", leases._DUE.replace(leases._IS_RETRYING, f"1 = 0 AND {leases._IS_RETRYING}")
+        leases,
+        "_FIND_DUE",
+        leases._FIND_DUE.replace(leases._IS_RETRYING, f"1 = 0 AND {leases._IS_RETRYING}"),
     )
 
 
 def expired_never_claimed() -> Any:
     """Leases that have expired are left alone, also at a start."""
     return _several(
-        patch.object(leases, "_DUE", leases._DUE.replace(leases._HAS_EXPIRED, "1 = 0")),
+        patch.object(leases, "_FIND_DUE", leases._FIND_DUE.replace(leases._HAS_EXPIRED, "1 = 0")),
         patch.object(inbox.leases, "recover", lambda *_, **__: 0),
     )
 
@@ -365,7 +373,7 @@ def timeout_missing() -> Any:
 
 def claim_taken_twice() -> Any:
     """The filter of known keys takes each key for a new one."""
-    return patch.object(claims.KnownKeys, "may_hold", lambda *_: False)
+    return patch.object(known_keys.KnownKeys, "may_hold", lambda *_: False)
 
 
 def worker_dies() -> Any:

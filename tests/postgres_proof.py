@@ -32,8 +32,8 @@ from support.postgres_work import add_days, add_finished, blocks, forget_blocks,
 from sdk_trio.records.deliveries import DeliveryState, Done, NewDelivery, Retry
 from sdk_trio.storage.engines.postgres_address import PostgresAddress
 from sdk_trio.storage.ports import Inbox
-from sdk_trio.storage.postgres import PostgresInbox, migrate
-from sdk_trio.storage.sqlite import SqliteInbox
+from sdk_trio.storage.postgres_inbox import PostgresInbox, migrate
+from sdk_trio.storage.sqlite_inbox import SqliteInbox
 
 TERMS = {"lease_seconds": 75.0, "dedup_seconds": 1e9, "payload_seconds": 1e9}
 
@@ -280,14 +280,14 @@ async def _accept(inbox: Inbox, told: NewDelivery) -> None:
 
 async def _go_through(inbox: Inbox, told: NewDelivery) -> None:
     await inbox.accept(told, leased=True)
-    inbox.begin(told.key, now=time.time())
+    inbox.start_unawaited(told.key, now=time.time())
     await inbox.finish(told.key, Done(), now=time.time())
 
 
 async def _arrive_and_end(inbox: Inbox, told: NewDelivery) -> None:
     await trio.sleep(random.uniform(0, 0.02))
     await inbox.accept(told, leased=True)
-    inbox.begin(told.key, now=time.time())
+    inbox.start_unawaited(told.key, now=time.time())
     await trio.sleep(random.uniform(0, 0.02))
     await inbox.finish(told.key, Done(), now=time.time())
 
@@ -315,7 +315,7 @@ async def _take(inbox: Inbox, tasks: int) -> None:
     async def work() -> None:
         async for key, fresh in receive:
             if fresh:
-                inbox.begin(key, now=time.time())
+                inbox.start_unawaited(key, now=time.time())
             else:
                 await inbox.start(key, now=time.time())
             await inbox.finish(key, Done(), now=time.time())

@@ -113,7 +113,7 @@ def back_up(file: Path, make: Make, *, backend: str, report: Report) -> Manifest
         StorageError: the store cannot be read.
     """
     if os.path.lexists(file):
-        raise TransferError(f"{file} exists: a backup replaces nothing; name another file")
+        raise _exists(file)
     directory = file.with_name(f".{file.name}.partial")
     made_at = datetime.fromtimestamp(clock.wall(), UTC).isoformat(timespec="seconds")
     try:
@@ -128,13 +128,31 @@ def back_up(file: Path, make: Make, *, backend: str, report: Report) -> Manifest
             with _reading(archive, file) as (_, blocks):
                 for _ in blocks:
                     pass
-            os.rename(archive, file)
+            _publish(archive, file)
             sync_path(file.absolute().parent)
         finally:
             shutil.rmtree(directory, ignore_errors=True)
     except OSError as error:
         raise _no_room(file, error) from error
     return manifest
+
+
+def _publish(archive: Path, file: Path) -> None:
+    """Give the complete archive its name, unless another file has got that name meanwhile."""
+    try:
+        try:
+            os.link(archive, file)
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without hard links: take the name first, then replace it
+            os.close(open_file(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+            os.replace(archive, file)
+    except FileExistsError:
+        raise _exists(file) from None
+
+
+def _exists(file: Path) -> TransferError:
+    return TransferError(f"{file} exists: a backup replaces nothing; name another file")
 
 
 def _no_room(place: Path, error: OSError) -> TransferError:

@@ -1,267 +1,259 @@
-"""Claims that are not waited for: how a SQLite store knows that a key is new, and what it risks.
+"""Unawaited claims: inline runs on SQLite that begin before their claim is committed.
 
-The claim of an inline run whose key is surely new is not waited for: a lone inline delivery is one
-transaction instead of two (docs/adr/0047-unawaited-claims.md). That takes two things:
+The claim of an inline run whose key is surely new is not awaited. So a lone inline delivery is one
+transaction instead of two (docs/adr/0047-unawaited-claims.md).
 
-:class:`StoreKeys`, a filter in memory, says of most new keys that they are surely new.
+1. :class:`~.known_keys.StoreKeys` says that the key is surely new.
+2. :class:`ClaimsFile` gets the key, and the claim is posted to the commit thread.
+3. The handler runs.
+4. Most handlers end before the claim is handed over to the commit thread. Then the claim is
+   withdrawn, and claim and outcome are one record. Otherwise the outcome is recorded after the
+   claim (:class:`ClaimFate`).
 
-:class:`ClaimsFile` has the keys of the runs that were begun before the store has committed their
-claims. Most handlers have ended before the claim is handed to the committing thread. A handler that
-ends the process in that moment would leave no trace, and each redelivery would end the process
-again. So the key of each such run stands in this file while no commit knows of it. It is written
-and not synced: what the kernel has survives the process, and need not survive the machine. It is
-not mapped into memory, because a mapped file that another program truncates ends the process
+The claims file is there for a handler that ends the process at 3, before any commit knows of the
+run: without a trace of it, each redelivery would end the process again. The file is written and not
+synced, because what the kernel has got survives the process, and need not survive the machine. It
+is not mapped into memory, because a mapped file that another program truncates ends the process
 (SIGBUS).
 
-A slot that is found at the start is a run during which the process ended, unless the store knows
-its key: then the claim was committed, and the store counts the run itself. What is found stays in
-the file, as a run that has *ended* a process, until the key's next claim counts it.
+At a start, a key in the file is a run during which the process ended, unless the store knows the
+key: then the claim was committed, and the store counts the run itself. Such an *ended run* stays in
+the file until the next claim of its key counts it.
 """
 
+import enum
 import errno
 import os
 import stat
 import struct
 import zlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import msgspec
 import trio
 
-from ..base import clock
+from ..base.executor import run_in_thread
 from ..base.logs import get_logger
 from ..base.opener import open_file
-from ..errors import StoreLostError, StoreUnavailableError
-from ..records.deliveries import NewDelivery
-from .commit import GroupCommit
+from ..records.deliveries import Admission, Done, NewDelivery, Outcome
+from .admission import LeaseTerms
+from .commit import GroupCommit, Unit
+from .known_keys import StoreKeys, Version
 from .readers import ReaderPool
+from .sql import arrivals, deliveries, reads
+from .sql.deliveries import Answer, Arriving, Lease, Ran, RunEnd
 from .sql.dialect import SqlTransaction
+from .sql.leases import new_token
 
 _log = get_logger("storage")
 
-# -- the filter of known keys ----------------------------------------------------------------------
-
-#: Keys that the first generation of a filter is made for; each further one is twice as large.
-FIRST_GENERATION = 1 << 16
-
-# Bits for each key, of which it sets three. A generation that is full takes 1 of 200 new keys for
-# known ones; to be wrong costs no more than a claim that is waited for.
-_BITS_FOR_KEY = 16
-
-_BITS = bytes(1 << place for place in range(8))
+#: A delivery whose key was surely new, and the version of the store in which it was.
+SurelyNew = tuple[Arriving, Version]
 
 
-class KnownKeys:
-    """Says of a key that it is surely new, or that it may be known (a Bloom filter).
+class ClaimFate(enum.Enum):
+    """The fate of an unawaited claim when the commit thread records the end of its run.
 
-    It never takes a known key for a new one once the key was added. What was added stays: keys
-    that the retention has removed are merely not sure to be new. It belongs to one thread.
-
-    Burton H. Bloom, "Space/Time Trade-offs in Hash Coding with Allowable Errors", 1970; the places
-    are made of two halves of one hash, as Kirsch and Mitzenmacher ("Less Hashing, Same
-    Performance", 2006) show to be as good.
+    Invariant: the commit thread does units in the order in which they were handed over, and the end
+    is handed over after the claim. So in that thread the claim is over, one way or another. On the
+    event loop it may still be in the middle of its commit, and may yet fail: the fate of a claim
+    that was handed over is decided in the commit thread only.
     """
 
-    def __init__(self) -> None:
-        self._generations: list[tuple[bytearray, int]] = []
-        #: The number of keys that were added and new.
-        self.added: int = 0
-        self._grow(FIRST_GENERATION)
-
-    def _grow(self, keys: int) -> None:
-        # A power of two, so that a place is found by a mask.
-        size = 1 << (keys * _BITS_FOR_KEY - 1).bit_length()
-        self._newest = bytearray(size // 8)
-        self._mask = size - 1
-        self._generations.append((self._newest, self._mask))
-        self._room = size // _BITS_FOR_KEY
-
-    def reserve(self, keys: int) -> None:
-        """Make room for so many further keys at once: each generation is asked about each key."""
-        if keys > self._room:
-            self._grow(keys)
-
-    def add(self, hashed: int) -> bool:
-        """Add a key by its hash, and return whether it was surely new."""
-        if self.may_hold(hashed):
-            return False
-        if not self._room:
-            self._grow(2 * (self._mask + 1) // _BITS_FOR_KEY)
-        bits, mask = self._newest, self._mask
-        stride = (hashed >> 32) | 1
-        # Not in a loop, here and below: a fifth of the time, which every delivery takes.
-        bits[(hashed & mask) >> 3] |= _BITS[hashed & 7]
-        hashed += stride
-        bits[(hashed & mask) >> 3] |= _BITS[hashed & 7]
-        hashed += stride
-        bits[(hashed & mask) >> 3] |= _BITS[hashed & 7]
-        self._room -= 1
-        self.added += 1
-        return True
-
-    def may_hold(self, hashed: int) -> bool:
-        """Return whether a key may have been added; False: it was surely not."""
-        stride = (hashed >> 32) | 1
-        second, third = hashed + stride, hashed + 2 * stride
-        for bits, mask in self._generations:
-            if (
-                bits[(hashed & mask) >> 3] & _BITS[hashed & 7]
-                and bits[(second & mask) >> 3] & _BITS[second & 7]
-                and bits[(third & mask) >> 3] & _BITS[third & 7]
-            ):
-                return True
-        return False
+    WITHDRAWN = enum.auto()
+    """It was never handed over. The store has no row of the key, as when it was claimed."""
+    COMMITTED = enum.auto()
+    """Its row is committed, or is written by this very transaction; the run has its lease."""
+    FAILED = enum.auto()
+    """Its transaction failed. As a rule the store has no row of the key."""
+    REFUSED = enum.auto()
+    """The key was known after all: another process had just written it."""
 
 
-#: Keys that come after a filter was built, beyond twice as many as it had, after which it is built
-#: anew: without that it would hold every key that ever came.
-KEYS_BEFORE_REBUILD = 1_000_000
+class UnawaitedRun(NamedTuple):
+    """A run whose claim is not awaited: its delivery, claim, token, slot and version."""
 
-#: Pause after a failure to read the keys of the store, in seconds.
-LEARN_AGAIN_SECONDS = 5.0
+    delivery: NewDelivery
+    claim: Unit
+    token: int
+    slot: int
+    version: Version
 
-#: Rows that are read at a time to learn their keys: a millisecond of Python.
-LEARNED_AT_ONCE = 500
+    def fate(self) -> ClaimFate:
+        """Return the fate of the claim; in the commit thread."""
+        if self.claim.withdrawn:
+            return ClaimFate.WITHDRAWN
+        if self.claim.error is not None or self.claim.value is None:
+            return ClaimFate.FAILED
+        admitted, sequence = self.claim.value
+        if admitted.admission is Admission.NEW and sequence is not None:
+            return ClaimFate.COMMITTED
+        return ClaimFate.REFUSED
 
-_KEYS = """
-SELECT sequence, delivery_key FROM arrival WHERE sequence > :after ORDER BY sequence LIMIT :limit
-"""
-
-
-def _read_keys(tx: SqlTransaction, after: int) -> Sequence[tuple[int, str]]:
-    return tx.all(_KEYS, after=after, limit=LEARNED_AT_ONCE)
-
-
-def _count_keys(tx: SqlTransaction, after: int) -> int:
-    ((last,),) = tx.all("SELECT coalesce(max(sequence), 0) FROM arrival")
-    return int(last) - after
-
-
-#: The number of the writing connection, and how often it has seen others write.
-Version = tuple[int, int]
-
-
-def version_of(tx: SqlTransaction) -> Version:
-    """Return a number that changes when another connection writes; SQLite only."""
-    version: Version = tx.version  # type: ignore[attr-defined]
-    return version
+    def lease(self) -> Lease | None:
+        """Return the lease of the run if its claim is committed; in the commit thread."""
+        if self.fate() is not ClaimFate.COMMITTED:
+            return None
+        _, sequence = self.claim.value
+        return Lease(sequence, self.token)
 
 
-class StoreKeys:
-    """Knows of a key that the store surely does not have it, without asking the store.
-
-    The filter is built in the background, from the first question on: who never asks pays nothing.
-    This process notes each key before it writes it. What other connections write shows in the
-    number ``data_version``, which is compared in each transaction that relied on the answer; then
-    the rows that came since are read before anything is surely new again.
+class UnawaitedClaims:
+    """The unawaited claims of one inbox.
 
     Args:
-        commits: runs what reads the number.
-        readers: read the rows.
-        held: keys that are to be written and may not have been handed over yet.
+        terms: the owner and the periods.
+        commits: commits the claims and the ends of their runs.
+        readers: read the store's keys.
+        pending: the inbox's tokens of claims that a renewal must not give up.
     """
 
     def __init__(
-        self, commits: GroupCommit, readers: ReaderPool, held: Collection[str] = ()
+        self, terms: LeaseTerms, commits: GroupCommit, readers: ReaderPool, pending: set[int]
     ) -> None:
+        self._terms = terms
         self._commits = commits
         self._readers = readers
-        self._held = held
-        #: Every key that is about to be written is added to it; None before the first question.
-        self.filter: KnownKeys | None = None
-        self._complete = False
-        # Another connection has written since: set by the committing thread as well.
-        self._behind = False
-        #: A number for :meth:`is_still`, from when a key was noted.
-        self.version: Version = (0, 0)
-        self._most = KEYS_BEFORE_REBUILD
-        self._up_to = 0
-        self._wanted = trio.Event()
-        self._scope = trio.CancelScope()
+        self._pending = pending
+        # Without the file every claim is awaited.
+        self._file: ClaimsFile | None = None
+        #: The runs that have not ended yet, by key.
+        self.runs: dict[str, UnawaitedRun] = {}
+        self.keys = StoreKeys(commits, readers, self.runs)
+        # Bound once: the commit thread recognizes work of one kind by having the same object.
+        self._claiming = self._claim_all
+        self._ending = self._end_all
 
-    def begin(self) -> None:
-        """Begin to learn the keys of the store."""
-        self._begin_filter()
-        self._wanted.set()
+    async def open(self, path: str | os.PathLike[str]) -> None:
+        """Open the claims file, and let the learning of the store's keys begin.
 
-    def _begin_filter(self) -> KnownKeys:
-        # Units that were handed over before this are committed before the rows are read, because
-        # the order is kept; what comes later is added by its caller.
-        self._complete, self._up_to, self._most = False, 0, KEYS_BEFORE_REBUILD
-        self.filter = KnownKeys()
-        for key in self._held:
-            self.filter.add(hash(key))
-        return self.filter
-
-    def note_new(self, delivery: NewDelivery) -> bool:
-        """Add the key of a delivery, and return whether no row is of it, surely.
-
-        False until all keys are known.
+        Raises:
+            StoreUnavailableError: the store cannot be read.
         """
-        keys = self.filter
-        # Added whatever follows: a further delivery of the same key is not new.
-        if keys is None or not keys.add(hash(delivery.key)):
+        is_new = await self._readers.run(arrivals.last_sequence) == 0
+        try:
+            left = await run_in_thread(partial(read_claims, path, is_new=is_new))
+            committed = await self._readers.run(
+                lambda tx: reads.known(tx, [run.key for run in left])
+            )
+            lost = [run for run in left if run.key not in committed]
+            self._file = await run_in_thread(ClaimsFile, path, lost)
+        except OSError as error:
+            _log.warning(
+                "store.claims_unused",
+                file=os.fspath(path),
+                error=str(error),
+                hint="the start of each inline run is waited for, which costs it a commit",
+            )
+            await trio.lowlevel.checkpoint()
+            return
+        self.keys.enable()
+
+    def close(self) -> None:
+        """Close the file; what it holds stays."""
+        if self._file is not None:
+            self._file.close()
+
+    def claim(self, delivery: NewDelivery) -> bool:
+        """See :meth:`Inbox.claim_unawaited`."""
+        file = self._file
+        if file is None or not self._commits.prompt:
             return False
-        return self._complete and not self._behind
+        key = delivery.key
+        version = self.keys.note_new(delivery)
+        if version is None or key in file.ended:
+            return False
+        slot = file.take(key, delivery.received_at)
+        if slot is None:
+            return False
+        token = new_token()
+        claim = self._commits.post(self._claiming, key, (Arriving(delivery, token), version))
+        self.runs[key] = UnawaitedRun(delivery, claim, token, slot, version)
+        self._pending.add(token)
+        return True
 
-    def check(self, tx: SqlTransaction) -> None:
-        """Notice in the committing thread, within a transaction, that others have written."""
-        if version_of(tx) != self.version:
-            self._behind = True
+    def _claim_all(self, tx: SqlTransaction, items: Sequence[SurelyNew]) -> Sequence[Answer]:
+        are_new = self.keys.are_new(tx, (version for _, version in items))
+        arriving = [each for each, _ in items]
+        return deliveries.claim_all(tx, self._terms, arriving, surely_new=are_new)
 
-    def is_still(self, tx: SqlTransaction, version: Version) -> bool:
-        """Say in the committing thread, within a transaction, that no other has written since.
+    def drop(self, key: str) -> None:
+        """Give up the run of a key, if there is one: no :meth:`finish` follows."""
+        run = self.runs.pop(key, None)
+        if run is not None:
+            self._give_back(run)
 
-        Then a key that was surely new when ``version`` was read is not in the store.
-        """
-        self.check(tx)
-        return version_of(tx) == version
+    def _give_back(self, run: UnawaitedRun) -> None:
+        self._pending.discard(run.token)
+        if self._file is not None:
+            self._file.clear(run.slot, later=not self._commits.prompt)
+        self.keys.catch_up()
 
-    def catch_up(self, *, changed: bool = False) -> None:
-        """Read what others have written, if that was noticed; ``changed`` says that it was."""
-        if self.filter is not None and (changed or self._behind or self.filter.added > self._most):
-            self._behind = True
-            self._wanted.set()
+    @property
+    def are_committed(self) -> bool:
+        """Whether no claim is on its way to the store."""
+        return all(run.claim.finished for run in self.runs.values())
 
-    def stop(self) -> None:
-        """End :meth:`run`."""
-        self._scope.cancel()
+    def ended_run(self, key: str) -> "EndedRun | None":
+        """Return the run of the key that ended an earlier process and is not counted yet."""
+        return None if self._file is None else self._file.ended.get(key)
 
-    async def run(self) -> None:
-        """Learn whenever that is wanted, until :meth:`stop`, or until the store is lost."""
-        with self._scope:
-            while True:
-                await self._wanted.wait()
-                self._wanted = trio.Event()
-                try:
-                    await self._learn()
-                except StoreLostError:
-                    return
-                except StoreUnavailableError:
-                    await trio.sleep(LEARN_AGAIN_SECONDS)
-                    self._wanted.set()
+    def counted(self, key: str) -> None:
+        """Forget an ended run, which the store has counted."""
+        if self._file is not None:
+            self._file.counted(key)
 
-    async def _learn(self) -> None:
-        keys = self.filter
-        if keys is None or keys.added > self._most:
-            # It holds keys that the retention has removed long since.
-            keys = self._begin_filter()
-        # Before the rows: what others write after the number was read changes it again.
-        version = await self._commits.submit(version_of, durable=False)
-        keys.reserve(await self._readers.run(partial(_count_keys, after=self._up_to)))
-        while found := await self._readers.run(partial(_read_keys, after=self._up_to)):
-            begun = clock.monotonic()
-            for sequence, key in found:
-                keys.add(hash(key))
-                self._up_to = sequence
-            # A large store is learned in the background of the deliveries.
-            await trio.sleep(2 * (clock.monotonic() - begun))
-        # Only now: a row that was still to be read is not surely new.
-        self.version, self._behind = version, False
-        if not self._complete:
-            self._complete = True
-            self._most = 2 * keys.added + KEYS_BEFORE_REBUILD
+    # -- the end of a run --------------------------------------------------------------------------
+
+    async def finish(self, key: str, outcome: Outcome, *, now: float) -> None:
+        """Record the end of a run of :attr:`runs`."""
+        # Checked first: if it is cancelled here, the claim is not withdrawn.
+        await trio.lowlevel.checkpoint_if_cancelled()
+        run = self.runs.pop(key)
+        self._commits.withdraw(run.claim)
+        try:
+            if isinstance(outcome, Done) and outcome.answer is None:
+                await self._commits.gather(self._ending, key, (run, now))
+            else:
+                await self._commits.submit(partial(self._end, run, outcome, now))
+        finally:
+            self._give_back(run)
+
+    def _end_all(
+        self, tx: SqlTransaction, ends: Sequence[tuple[UnawaitedRun, float]]
+    ) -> Sequence[None]:
+        """Record runs that ended well; in the commit thread."""
+        known: list[RunEnd] = []
+        new: list[Ran] = []
+        versions: list[Version] = []
+        for run, now in ends:
+            match run.fate():
+                case ClaimFate.COMMITTED:
+                    _, sequence = run.claim.value
+                    known.append(RunEnd(sequence, run.token, now))
+                case ClaimFate.WITHDRAWN:
+                    new.append(Ran(run.delivery, run.token, now))
+                    versions.append(run.version)
+                case ClaimFate.FAILED | ClaimFate.REFUSED:
+                    self._end(run, Done(), now, tx)
+        if known:
+            deliveries.end_all(tx, self._terms, known)
+        if new:
+            are_new = self.keys.are_new(tx, versions)
+            deliveries.add_done(tx, self._terms, new, surely_new=are_new)
+        return [None] * len(ends)
+
+    def _end(self, run: UnawaitedRun, outcome: Outcome, now: float, tx: SqlTransaction) -> None:
+        """Record the end of one run, whatever its outcome; in the commit thread."""
+        self.keys.check(tx)
+        lease = run.lease()
+        if lease is not None:
+            deliveries.finish(tx, self._terms, lease, outcome, now)
+        else:
+            # Claim and outcome together. The key is looked up: it may be known by now.
+            deliveries.record_run(tx, self._terms, run.delivery, run.token, outcome, now)
 
 
 # -- the claims file -------------------------------------------------------------------------------
@@ -269,17 +261,17 @@ class StoreKeys:
 #: Name of the file, beside the database.
 CLAIMS_NAME = "inbox.claims"
 
-#: Runs that have a place at one time; further ones wait for their claims.
+#: Slots for runs; if all are taken, a claim is awaited.
 SLOTS = 256
 
-#: Runs found at starts that are kept, the last ones: a sender that never delivers again must not
-#: take the places for good.
+#: The most ended runs that are kept, the newest ones: their slots must not stay taken if their
+#: senders never deliver again.
 MOST_ENDED = SLOTS // 4
 
 _MAGIC = b"sdk-trio claims 1\n"
 
-# Sum over the rest, number of counted ends of the process (0: not looked at yet), length of the
-# key, and the time at which the run began, in Unix seconds. A key has at most 293 bytes.
+# The head of a slot: checksum of the rest, number of ends of the process (0: no start has counted
+# them yet), length of the key, start of the run in Unix seconds. A key has at most 293 bytes.
 _HEAD = struct.Struct("<IHHd")
 _SLOT = 320
 _LARGEST_KEY = _SLOT - _HEAD.size
@@ -299,9 +291,9 @@ class EndedRun(msgspec.Struct, frozen=True):
 def read_claims(path: str | os.PathLike[str], *, is_new: bool) -> list[EndedRun]:
     """Return the runs that earlier processes have left in the file, the oldest first.
 
-    That it is missing or damaged is logged, unless ``is_new`` says that the store is new, too. A
-    slot with a wrong sum is passed over: its process has ended before the handler began, or the
-    machine has lost its power.
+    A missing or damaged file is logged, unless ``is_new`` says that the store is new, too. A slot
+    with a wrong checksum is skipped: its process ended before the handler began, or the machine
+    lost its power.
 
     Raises:
         OSError: it cannot be read, or it is no ordinary file.
@@ -379,8 +371,8 @@ class ClaimsFile:
         self.ended: dict[str, EndedRun] = {}
         content = bytearray(_MAGIC.ljust(_SIZE, b"\0"))
         for run in left[-MOST_ENDED:]:
-            # An end that an earlier start has found is counted already: such a key runs no more
-            # before its claim is in the store, and is not in this file any more then.
+            # An ended run that an earlier start has found has its number already: its key has not
+            # run since, because its next claim is awaited and removes it from this file.
             slot, ends = self._free.pop(), run.ends or 1
             record = _record(run.key.encode(), ends, run.begun)
             content[slot * _SLOT : slot * _SLOT + len(record)] = record
@@ -405,7 +397,7 @@ class ClaimsFile:
             )
 
     def take(self, key: str, now: float) -> int | None:
-        """Write down a run that is about to begin; None if that is impossible.
+        """Write the key of a run that is about to begin; None if that is impossible.
 
         Args:
             key: the delivery's.
@@ -428,18 +420,20 @@ class ClaimsFile:
             return None
         return slot
 
-    def clear(self, slot: int) -> None:
-        """Give up a slot: its run is over, or counted by the store."""
+    def clear(self, slot: int, *, later: bool = False) -> None:
+        """Give up a slot: its run is over, or counted by the store.
+
+        ``later``: at the next :meth:`take`, because the disk may make this thread wait at present.
+        """
+        if later:
+            self._spent.append(slot)
+            return
         try:
             _write_at(self._descriptor, _NOTHING, slot * _SLOT)
         except OSError:
             self._spent.append(slot)
         else:
             self._free.append(slot)
-
-    def clear_later(self, slot: int) -> None:
-        """Give up a slot at the next :meth:`take`, while the disk may make this thread wait."""
-        self._spent.append(slot)
 
     def counted(self, key: str) -> None:
         """Forget an ended run, which the store has counted."""

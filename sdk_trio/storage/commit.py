@@ -153,17 +153,12 @@ class Engine(Protocol):
         ...
 
 
-class PostedWork(Protocol):
-    """Work that nobody waits for."""
-
-    value: Any
-    error: BaseException | None
-    #: Whether it was committed or has failed.
-    finished: bool
-
-
-class _Unit:
+class Unit:
     """A unit of work on its way through the thread, and the task that waits for it, if any.
+
+    The event loop makes a unit and hands it over. From then on the commit thread alone writes
+    ``value`` and ``error``, until it has returned the unit's batch; the other attributes stay the
+    event loop's. ``value`` may be set before the commit, which may still fail.
 
     The class has the defaults: most units differ in few attributes, and each delivery has two.
     """
@@ -185,7 +180,10 @@ class _Unit:
     #: Its caller got the error of a silent store.
     refused = False
     task: trio.lowlevel.Task | None = None
+    #: It was committed or has failed.
     finished = False
+    #: It was taken back before it was handed over.
+    withdrawn = False
     value: Any = None
     error: BaseException | None = None
 
@@ -208,32 +206,37 @@ class GroupCommit(trio.abc.Instrument):
     """
 
     def __init__(self, engine: Engine, *, name: str, outage: Outage | None = None) -> None:
+        # -- set once, read by both threads
         self._engine = engine
+        self._now = clock.current().monotonic
+        self._worker = start_worker(name)
+        # -- shared by both threads
+        # Units move through three stages: _asked in this iteration of the event loop; in _queue,
+        # handed over; in _batch, being committed. The event loop appends to _queue, and the commit
+        # thread takes from its left: both are atomic on a deque.
+        self._queue: deque[Unit] = deque()
+        # _commit_next was posted and has not taken its batch yet. The thread clears it before it
+        # looks at _queue, and the event loop looks at it after it has appended: no unit stays
+        # behind. Both setting it costs a call that finds nothing.
+        self._called = False
+        # -- written by the commit thread, read by the event loop
+        self._batch: Sequence[Unit] = ()  # read only when the thread has crashed or ended
+        self._effects_key: str | None = None  # the event whose effects run; only for messages
+        self._seconds = Histogram(COMMIT_BOUNDS)
+        # -- of the event loop alone
         #: Runs before the work of each caller of :meth:`submit`, and raises if it must not be done.
         self.fence: Work[None] | None = None
         self._outage = Outage(_log) if outage is None else outage
-        self._now = clock.current().monotonic
-        self._worker = start_worker(name)
-        # Units move through three stages: asked for in this iteration of the event loop; handed
-        # over to the thread, which takes them from the left; in the batch that is being committed.
-        self._asked: dict[_Unit, None] = {}
-        self._queue: deque[_Unit] = deque()
-        self._batch: Sequence[_Unit] = ()
-        # The thread was called, and has not taken its batch yet.
-        self._called = False
-        # A caller waits for one of the units in _asked; only posted units linger.
+        self._asked: dict[Unit, None] = {}
+        # A caller waits for one of the units in _asked; else they may linger.
         self._awaited = False
         self._lingers = False
         self._refusal: str | None = None
-        self._waiting: set[_Unit] = set()
+        self._waiting: set[Unit] = set()
         self._someone_waits = trio.Event()
         self._silent_since: float | None = None
         self._answered_at = 0.0
         self._failing = False
-        # The key of the event whose effects run; set by the thread.
-        self._effects_key: str | None = None
-        # Written by the thread alone.
-        self._seconds = Histogram(COMMIT_BOUNDS)
         self._ended = trio.Event()
         self._watching = trio.CancelScope()
         trio.lowlevel.add_instrument(self)
@@ -267,7 +270,7 @@ class GroupCommit(trio.abc.Instrument):
 
         A cancellation does not take the unit back: it is committed, or fails, on its own.
         """
-        unit = _Unit()
+        unit = Unit()
         unit.work, unit.single, unit.durable, unit.name = work, single, durable, name
         if (fence := self.fence) is not None:
             unit.work = lambda transaction: (fence(transaction), work(transaction))[1]
@@ -282,7 +285,7 @@ class GroupCommit(trio.abc.Instrument):
             work: gets the connection; a question to it writes nothing, also not to prove the files.
             patient: wait without the limit of :data:`ANSWER_SECONDS`.
         """
-        unit = _Unit()
+        unit = Unit()
         unit.work, unit.single, unit.alone = work, True, True
         return self._commit_unit(unit, patient=patient)
 
@@ -295,16 +298,16 @@ class GroupCommit(trio.abc.Instrument):
             kind: always the same object for the same kind of work.
             key: items of the same key are done in the order of their arrival.
         """
-        unit = _Unit()
+        unit = Unit()
         unit.kind, unit.key, unit.item, unit.durable = kind, key, item, durable
         return self._commit_unit(unit)
 
-    def post(self, kind: Kind, key: str, item: Any, *, durable: bool = False) -> PostedWork:
+    def post(self, kind: Kind, key: str, item: Any, *, durable: bool = False) -> Unit:
         """Have grouped work done, before all that is asked for later, without waiting for it.
 
         An error is logged. Once the store is closed, nothing happens.
         """
-        unit = _Unit()
+        unit = Unit()
         unit.kind, unit.key, unit.item, unit.durable = kind, key, item, durable
         unit.posted = True
         if self._refusal is None:
@@ -314,9 +317,11 @@ class GroupCommit(trio.abc.Instrument):
                 trio.lowlevel.spawn_system_task(self._linger)
         return unit
 
-    def withdraw(self, posted: PostedWork) -> bool:
+    def withdraw(self, posted: Unit) -> bool:
         """Take back posted work; return False if it was handed over to the thread already."""
-        return self._asked.pop(posted, posted) is None  # type: ignore[call-overload]
+        posted.withdrawn = posted in self._asked
+        self._asked.pop(posted, None)
+        return posted.withdrawn
 
     def samples(self) -> Iterator[Sample]:
         """Return the metrics of the transactions."""
@@ -378,7 +383,7 @@ class GroupCommit(trio.abc.Instrument):
     # -- in the event loop's thread ----------------------------------------------------------------
 
     # Its callers return its coroutine: one that awaits it is a frame more at each resumption.
-    async def _commit_unit(self, unit: _Unit, *, patient: bool = False) -> Any:
+    async def _commit_unit(self, unit: Unit, *, patient: bool = False) -> Any:
         # Only the test, not a whole checkpoint: the wait below is one.
         await trio.lowlevel.checkpoint_if_cancelled()
         if self._refusal or self._silent_since is not None or self._engine.lost:
@@ -434,7 +439,7 @@ class GroupCommit(trio.abc.Instrument):
         await trio.sleep(self._engine.linger)
         self._lingers = False
 
-    def _deliver(self, result: outcome.Outcome[tuple[Sequence[_Unit], bool]]) -> None:
+    def _deliver(self, result: outcome.Outcome[tuple[Sequence[Unit], bool]]) -> None:
         if not isinstance(result, outcome.Value):
             assert isinstance(result, outcome.Error)
             self._crash(result.error)
@@ -453,7 +458,7 @@ class GroupCommit(trio.abc.Instrument):
         elif self._outage.since is not None and not self._failing:
             self._outage.end()
 
-    def _wake(self, units: Sequence[_Unit]) -> int:
+    def _wake(self, units: Sequence[Unit]) -> int:
         """Let the callers of finished units go on; return how many units the store has failed."""
         failed = 0
         for unit in units:
@@ -555,7 +560,7 @@ class GroupCommit(trio.abc.Instrument):
 
     # -- in the commit thread ----------------------------------------------------------------------
 
-    def _commit_next(self) -> tuple[Sequence[_Unit], bool]:
+    def _commit_next(self) -> tuple[Sequence[Unit], bool]:
         """Commit the units that wait, up to a limit; return them, and whether that has written."""
         if self._batch:
             return (), False  # the batch before has crashed
@@ -571,8 +576,8 @@ class GroupCommit(trio.abc.Instrument):
         self._batch = ()
         return batch, wrote
 
-    def _take(self) -> Sequence[_Unit]:
-        batch: list[_Unit] = []
+    def _take(self) -> Sequence[Unit]:
+        batch: list[Unit] = []
         queue = self._queue
         while queue and len(batch) < BATCH_LIMIT:
             if queue[0].single:
@@ -580,7 +585,7 @@ class GroupCommit(trio.abc.Instrument):
             batch.append(queue.popleft())
         return batch
 
-    def _commit(self, batch: Sequence[_Unit]) -> bool:
+    def _commit(self, batch: Sequence[Unit]) -> bool:
         """Run ``batch`` in one transaction, or each unit in its own when one of them raises."""
         in_work = False
 
@@ -613,9 +618,9 @@ class GroupCommit(trio.abc.Instrument):
             self._seconds.observe(self._now() - begun)
         return wrote
 
-    def _perform(self, batch: Sequence[_Unit], transaction: SqlTransaction) -> None:
+    def _perform(self, batch: Sequence[Unit], transaction: SqlTransaction) -> None:
         """Do the units; those of one kind together, as long as their keys are different ones."""
-        gathered: dict[Kind, list[_Unit]] = {}
+        gathered: dict[Kind, list[Unit]] = {}
         keys: set[str | None] = set()
         for unit in batch:
             if unit.kind is None or unit.key in keys:
@@ -645,7 +650,7 @@ class GroupCommit(trio.abc.Instrument):
             self._crash(result.error)
 
 
-def _perform_kinds(gathered: dict[Kind, list[_Unit]], transaction: SqlTransaction) -> None:
+def _perform_kinds(gathered: dict[Kind, list[Unit]], transaction: SqlTransaction) -> None:
     for kind, units in gathered.items():
         values = kind(transaction, [unit.item for unit in units])
         for unit, value in zip(units, values, strict=True):
@@ -653,14 +658,14 @@ def _perform_kinds(gathered: dict[Kind, list[_Unit]], transaction: SqlTransactio
     gathered.clear()
 
 
-def _fail(batch: Sequence[_Unit], error: Exception) -> None:
+def _fail(batch: Sequence[Unit], error: Exception) -> None:
     for unit in batch:
         # One object raised in several tasks would mix up their tracebacks.
         shared = len(batch) > 1 and isinstance(error, StoreUnavailableError)
         unit.error = type(error)(str(error)) if shared else error
 
 
-async def _wait_again(unit: _Unit) -> None:
+async def _wait_again(unit: Unit) -> None:
     # _wake runs in this thread, too, so no unit can finish between the test and the sleep.
     if unit.finished or unit.refused:
         await trio.lowlevel.checkpoint()

@@ -98,7 +98,7 @@ def taken_over(key: str) -> EventTakenOverError:
 
 # On PostgreSQL the lock is that of an update, so that whoever takes or renews the lease of the row
 # passes it over. The number of the run is the fence: a run that was taken over has a lower one.
-_IS_OURS = """
+_LOCK_RUN = """
 SELECT 1 FROM work WHERE sequence = :sequence AND lease_token = :token AND state = 'running'
     AND earlier_attempts + attempts = :attempt FOR NO KEY UPDATE
 """
@@ -111,6 +111,6 @@ def require_ours(tx: "SqlTransaction", key: str, lease: "Lease | None", attempt:
         EventTakenOverError: it is not.
     """
     if lease is None or not tx.one(
-        _IS_OURS, sequence=lease.sequence, token=lease.token, attempt=attempt
+        _LOCK_RUN, sequence=lease.sequence, token=lease.token, attempt=attempt
     ):
         raise taken_over(key)

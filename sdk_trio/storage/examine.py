@@ -20,14 +20,14 @@ from .engines.sqlite_connection import SqliteTransaction, opened
 from .sql.arrivals import INDEXED, SEGMENT_BITS
 from .sql.deliveries import lane_of
 from .sql.dialect import SqlTransaction
-from .sql.reads import expired_leases
+from .sql.reads import counts, expired_leases
 from .sql.schema import (
     APPLICATION_ID,
-    IN_KEPT,
     MOVED,
-    UNFINISHED,
     VERSION,
+    in_kept,
     pending_statements,
+    unfinished,
     version_of_file,
 )
 
@@ -138,13 +138,13 @@ def _check(connection: apsw.Connection, seconds: float) -> tuple[bool, str | Non
 
 _PARKED = f"""
 SELECT type, work.last_error, count(*) FROM work JOIN arrival ON arrival.sequence = work.sequence
-WHERE {IN_KEPT} AND work.state = 'parked'
+WHERE {in_kept()} AND work.state = 'parked'
 GROUP BY 1, 2 ORDER BY 3 DESC LIMIT 20
 """
 
 _OLDEST = f"""
 SELECT min(received_at) FROM arrival
-WHERE sequence IN (SELECT sequence FROM work WHERE {UNFINISHED})
+WHERE sequence IN (SELECT sequence FROM work WHERE {unfinished()})
 """
 
 
@@ -170,14 +170,22 @@ def contents_of(tx: SqlTransaction, *, before: float) -> Contents:
     )
 
 
+# Every arrival has a row in one of these tables, whose rows are small.
+_COUNT_SINCE = """
+SELECT (SELECT count(*) FROM work WHERE sequence >= :start)
+    + (SELECT count(*) FROM ended WHERE sequence >= :start)
+"""
+
+
 def _growth(tx: SqlTransaction, size: int, now: float) -> float | None:
     """Estimate the growth in bytes a day from the arrival times of the last events."""
-    # Each is a statement of its own, which one step in the index answers.
-    (first,) = tx.one("SELECT min(sequence) FROM arrival") or (None,)
     (last,) = tx.one("SELECT max(sequence) FROM arrival") or (None,)
-    if first is None or last is None:
+    if last is None:
         return None
-    start = max(first, last - _SAMPLE)
+    start = last - _SAMPLE
+    # Counted: the sequences of a store that was moved from PostgreSQL have gaps between its days.
+    (sample,) = tx.one(_COUNT_SINCE, start=start) or (0,)
+    total = sum(counts(tx).values())
     since = tx.one(
         "SELECT received_at FROM arrival WHERE sequence >= :start ORDER BY sequence LIMIT 1",
         start=start,
@@ -185,7 +193,7 @@ def _growth(tx: SqlTransaction, size: int, now: float) -> float | None:
     hours = (now - (now if since is None else since[0])) / 3600
     if hours < 1:
         return None
-    return float(size * (last - start + 1) / (last - first + 1) / (hours / 24))
+    return float(size * sample / max(total, sample) / (hours / 24))
 
 
 # -- storage status ------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ Cancellation: a write that has begun is finished, see ``storage.commit``; a read
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import trio
 
@@ -30,7 +30,7 @@ from ..records.deliveries import (
     Renewed,
 )
 from .admission import LeaseTerms
-from .commit import CLOSE_SECONDS, GroupCommit, PostedWork
+from .commit import CLOSE_SECONDS, GroupCommit, Unit
 from .effects import Effects
 from .readers import ReaderPool
 from .sql import arrivals, deliveries, leases, reads
@@ -55,8 +55,16 @@ PURGE_CHUNK = 50
 LATE_SECONDS = 1.0
 
 
-#: A start that was posted without waiting, and its time.
-Begun = tuple[PostedWork, float]
+class UnawaitedStart(NamedTuple):
+    """A start that was posted to the commit thread, and may not be recorded yet."""
+
+    unit: Unit
+    lease: Lease
+    at: float
+
+    def repeated(self) -> RunStart:
+        """Return the start that is recorded with the outcome; it counts once."""
+        return RunStart(self.lease.sequence, self.lease.token, self.at, with_outcome=True)
 
 
 class SqlInbox(SqlPart, ABC):
@@ -78,7 +86,7 @@ class SqlInbox(SqlPart, ABC):
         self._renewals = 0
         # Tokens of claims whose callers wait, which a renewal must not give up.
         self._pending: set[int] = set()
-        self._begun: dict[str, Begun] = {}
+        self._unawaited_starts: dict[str, UnawaitedStart] = {}
         # Bound once: work of one kind is known by having the same object.
         self._accepting = self._accept_all
         self._claiming = self._claim_all
@@ -157,8 +165,8 @@ class SqlInbox(SqlPart, ABC):
             self._leases[key] = Lease(sequence, token)
         return admitted
 
-    def claim_new(self, delivery: NewDelivery) -> bool:
-        """See :meth:`Inbox.claim_new`; no process knows what the others have written meanwhile."""
+    def claim_unawaited(self, delivery: NewDelivery) -> bool:
+        """See :meth:`Inbox.claim_unawaited`: False where several processes write."""
         return False
 
     park = committed_by_owner(deliveries.park)
@@ -174,7 +182,7 @@ class SqlInbox(SqlPart, ABC):
 
     async def start(self, key: str, *, now: float, alone: bool = False) -> bool:
         """See :meth:`Inbox.start`."""
-        self._begun.pop(key, None)
+        self._unawaited_starts.pop(key, None)
         lease = self._leases.get(key)
         if lease is None:
             return await self._start_unleased(key, now, alone)
@@ -212,14 +220,13 @@ class SqlInbox(SqlPart, ABC):
         else:
             await self._commits.submit(partial(deliveries.join, lease=lease))
 
-    def begin(self, key: str, *, now: float) -> None:
-        """See :meth:`Inbox.begin`."""
+    def start_unawaited(self, key: str, *, now: float) -> None:
+        """See :meth:`Inbox.start_unawaited`."""
         lease = self._leases.get(key)
         if lease is not None:
-            posted = self._commits.post(
-                self._starting, key, RunStart(lease.sequence, lease.token, now)
-            )
-            self._begun[key] = (posted, now)
+            start = RunStart(lease.sequence, lease.token, now)
+            unit = self._commits.post(self._starting, key, start)
+            self._unawaited_starts[key] = UnawaitedStart(unit, lease, now)
 
     async def finish(self, key: str, outcome: Outcome, *, now: float) -> None:
         """See :meth:`Inbox.finish`. Nothing when the lease is not ours any more."""
@@ -229,30 +236,29 @@ class SqlInbox(SqlPart, ABC):
         if lease is None:
             await trio.lowlevel.cancel_shielded_checkpoint()
             return
-        begun = self._begun.pop(key, None)
+        start = self._unawaited_starts.pop(key, None)
         commits, terms = self._commits, self._terms
 
         def work(tx: SqlTransaction) -> None:
-            if begun is not None:
-                start = RunStart(lease.sequence, lease.token, begun[1], brought=True)
-                deliveries.start_all(tx, terms, [start])
+            if start is not None:
+                deliveries.start_all(tx, terms, [start.repeated()])
             deliveries.finish(tx, terms, lease, outcome, now)
 
         try:
             if isinstance(outcome, Done) and outcome.answer is None:
                 # Most handlers end before their start is handed over: both are one change then. A
                 # start that was recorded counts once.
-                if begun is not None:
-                    commits.withdraw(begun[0])
-                begun_at = None if begun is None else begun[1]
-                run = RunEnd(lease.sequence, lease.token, now, begun_at)
+                if start is not None:
+                    commits.withdraw(start.unit)
+                started_at = None if start is None else start.at
+                run = RunEnd(lease.sequence, lease.token, now, started_at)
                 await commits.gather(self._ending, key, run)
             else:
                 await commits.submit(work)
         except StoreUnavailableError:
-            # The outcome may be sent again, and then has to bring its start again.
-            if begun is not None:
-                self._begun[key] = begun
+            # The caller may record the outcome again, and then has to repeat the start.
+            if start is not None:
+                self._unawaited_starts[key] = start
             raise
         if self._leases.get(key) is lease:
             del self._leases[key]

@@ -4,6 +4,7 @@
 ``storage.ports`` says what they do.
 """
 
+import enum
 import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
     from .engines.postgres_address import PostgresAddress
     from .memory.inbox import MemoryInbox
     from .ports import Inbox, Store
-    from .postgres import PostgresInbox
-    from .sqlite import SqliteInbox
+    from .postgres_inbox import PostgresInbox
+    from .sqlite_inbox import SqliteInbox
 
 #: Duration of a lease without renewal, in seconds, unless the caller gives another. It is longer
 #: than most stalls of a store or of a process, after which its runs go on. The events of a process
@@ -30,7 +31,26 @@ LEASE_SECONDS = 75.0
 # this scope. A shield without a deadline could never be ended.
 _CLOSE_SECONDS = 60.0
 
-__all__ = ["LEASE_SECONDS", "open_inbox", "open_store"]
+__all__ = ["LEASE_SECONDS", "StoreUse", "open_inbox", "open_store"]
+
+
+class StoreUse(enum.Enum):
+    """The role of this process among those that have the store of one data directory open."""
+
+    COMMAND = enum.auto()
+    """A command beside a runtime, or without one."""
+    RUNTIME = enum.auto()
+    """The only process of a runtime: it holds the lock of the data directory and runs deliveries.
+    It need not await the claim of a new key (docs/adr/0047-unawaited-claims.md)."""
+    SUPERVISOR = enum.auto()
+    """It holds the lock of the data directory; its worker processes run the deliveries."""
+    WORKER = enum.auto()
+    """One of several processes that run deliveries."""
+
+    @property
+    def holds_lock(self) -> bool:
+        """Whether no other runtime uses the store: the process has the data directory's lock."""
+        return self in (StoreUse.RUNTIME, StoreUse.SUPERVISOR)
 
 
 @asynccontextmanager
@@ -39,9 +59,7 @@ async def open_store(
     *,
     owner: str,
     lease_seconds: float = LEASE_SECONDS,
-    sole: bool = False,
-    claims: bool = True,
-    in_turn: bool = False,
+    use: StoreUse = StoreUse.COMMAND,
 ) -> "AsyncIterator[Store]":
     """Open the store that ``settings.storage`` names, and close it at the end of the block.
 
@@ -52,10 +70,7 @@ async def open_store(
         settings: validated settings; ``storage`` and the retentions of ``webhooks`` are used.
         owner: the name that holds the leases taken here; not empty, unique among living processes.
         lease_seconds: duration of a lease without renewal, in seconds; above 0.
-        sole: the caller holds the lock of the data directory, so no other runtime uses the store.
-        claims: with ``sole``, this process alone runs deliveries, so that the claim of a new key
-            need not be waited for (docs/adr/0047-unawaited-claims.md).
-        in_turn: several processes run deliveries on this store.
+        use: the role of this process.
 
     Raises:
         OptionsValidationError: the extra of the backend or its connection string is missing.
@@ -66,9 +81,7 @@ async def open_store(
     """
     from .ports import Store
 
-    inbox = await _open(
-        settings, owner, lease_seconds, sole=sole, claims=sole and claims, in_turn=in_turn
-    )
+    inbox = await _open(settings, owner, lease_seconds, use)
     try:
         yield Store(inbox)
     finally:
@@ -86,13 +99,7 @@ async def open_inbox(
 
 
 async def _open(
-    settings: "Settings",
-    owner: str,
-    lease_seconds: float,
-    *,
-    sole: bool,
-    claims: bool,
-    in_turn: bool,
+    settings: "Settings", owner: str, lease_seconds: float, use: StoreUse
 ) -> "MemoryInbox | SqliteInbox | PostgresInbox":
     await trio.lowlevel.checkpoint()
     backend = str(settings.storage.backend)
@@ -115,24 +122,27 @@ async def _open(
         from .claims import CLAIMS_NAME
         from .engines.sqlite import TURN_NAME
         from .sql.schema import DATABASE_NAME
-        from .sqlite import SqliteInbox
+        from .sqlite_inbox import SqliteInbox
 
         directory = create_data_directory(settings.storage.path)
         turn = directory / TURN_NAME
+        # A command that did not queue up would wait for a moment without a writer, which beside
+        # several busy processes may not come.
+        takes_turns = use in (StoreUse.SUPERVISOR, StoreUse.WORKER) or (
+            use is StoreUse.COMMAND and turn.exists()
+        )
         return await SqliteInbox.open(
             directory / DATABASE_NAME,
             owner=owner,
             lease_seconds=lease_seconds,
             dedup_seconds=dedup_seconds,
             payload_seconds=payload_seconds,
-            claims=directory / CLAIMS_NAME if claims else None,
-            # A command that did not queue up would wait for a moment without a writer, which beside
-            # several busy processes may not come.
-            turn=turn if in_turn or (not sole and turn.exists()) else None,
-            distrust_log=sole,
+            claims=directory / CLAIMS_NAME if use is StoreUse.RUNTIME else None,
+            turn=turn if takes_turns else None,
+            distrust_log=use.holds_lock,
         )
     address = postgres_address(settings)
-    from .postgres import PostgresInbox
+    from .postgres_inbox import PostgresInbox
 
     return await PostgresInbox.open(
         address,

@@ -128,12 +128,12 @@ class Inbox(Protocol):
         """
         ...
 
-    def claim_new(self, delivery: NewDelivery) -> bool:
-        """Claim ``delivery`` for an inline run without waiting, if its key is surely new.
+    def claim_unawaited(self, delivery: NewDelivery) -> bool:
+        """Claim ``delivery`` for an inline run without awaiting the commit, if its key is new.
 
-        False changes nothing: ask :meth:`claim`. After True it is ``running`` and ours for every
-        later call of this inbox, and :meth:`finish` ends it. It returns at once and raises nothing;
-        a failure of the store is the one of ``finish``. A run in which the process ends is counted,
+        False changes nothing: call :meth:`claim`. After True it is ``running`` and ours for every
+        later call of this inbox, and :meth:`finish` ends it. This method returns at once and raises
+        nothing; if the store fails, ``finish`` raises. A run in which the process ends is counted,
         from its first moment on (docs/adr/0047-unawaited-claims.md).
         """
         ...
@@ -160,12 +160,12 @@ class Inbox(Protocol):
         """Note that a run of ours which began alone has company from now on."""
         ...
 
-    def begin(self, key: str, *, now: float) -> None:
-        """Start a run without waiting for the commit; later calls are committed later.
+    def start_unawaited(self, key: str, *, now: float) -> None:
+        """Start a run without awaiting the commit; later calls are committed later.
 
         For the first run of a delivery that this process has just accepted, or that ``take_due``
-        calls unbegun: it saves one wait for the disk (docs/adr/0047-unawaited-claims.md). It
-        raises nothing; a failure of the store is logged, and the run may then not be counted.
+        calls unbegun: it saves one sync of the disk (docs/adr/0047-unawaited-claims.md). It raises
+        nothing. A failure of the store is logged, and the run may then not be counted.
         """
         ...
 

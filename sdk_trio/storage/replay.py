@@ -112,6 +112,8 @@ async def find_chosen(
     await trio.lowlevel.checkpoint()
     found: list[ReplayCandidate] = []
     after = 0
+    # The choice after the query may leave few of a page, so its size is not that of the limit.
+    filtered = error is not None or wanted is not None
     while limit is None or len(found) < limit:
         page = await inbox.find(
             type=type,
@@ -121,7 +123,7 @@ async def find_chosen(
             subject=subject,
             tenant_id=tenant_id,
             after_sequence=after,
-            limit=CHUNK if limit is None else min(CHUNK, limit - len(found)),
+            limit=CHUNK if limit is None or filtered else min(CHUNK, limit - len(found)),
         )
         if not page:
             break
@@ -133,7 +135,7 @@ async def find_chosen(
         ]
         chosen = alike if wanted is None else [each for each in alike if await wanted(each)]
         found += map(_candidate, chosen)
-    return found
+    return found if limit is None else found[:limit]
 
 
 async def replay_all(

@@ -40,7 +40,7 @@ from .engines.postgres_address import PostgresAddress
 from .engines.postgres_connection import StoreConnection
 from .engines.postgres_migration import find_version, read_version
 from .engines.sqlite_connection import connect_writer, describe_failure
-from .postgres import migrate
+from .postgres_inbox import migrate
 from .sql import days
 from .sql.dialect import Dialect, Row, SqlTransaction
 from .sql.reads import other_tables

@@ -159,7 +159,7 @@ class InlineRuns:
         try:
             attempt = 1
             # The claim of a new key is not awaited; most handlers have ended before it is written.
-            if not self._inbox.claim_new(delivery):
+            if not self._inbox.claim_unawaited(delivery):
                 admitted = await self._inbox.claim(delivery)
                 if admitted.admission is not Admission.NEW:
                     in_flight.answer = self._recorder.answer_known(delivery, admitted)

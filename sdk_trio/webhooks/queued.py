@@ -110,7 +110,7 @@ class QueuedRuns:
                 await threads.acquire()  # before the run starts and counts
                 has_slot = True
             if fresh:
-                self._inbox.begin(lease.key, now=self._clock())
+                self._inbox.start_unawaited(lease.key, now=self._clock())
             elif not await self._start(lease.key, alone=alone):
                 has_started = True
                 return Released()

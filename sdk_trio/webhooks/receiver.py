@@ -25,7 +25,7 @@ from ..config import Settings, StorageBackend
 from ..errors import NotRunningError, StoreUnavailableError
 from ..records.deliveries import UNFINISHED
 from ..storage.data_directory import lock_data_directory
-from ..storage.open import open_store
+from ..storage.open import StoreUse, open_store
 from ..storage.ports import Inbox, Store
 from . import asgi
 from .answers import Answer
@@ -79,6 +79,13 @@ class Share(msgspec.Struct, frozen=True):
     owner: str | None = None
     after_crash: bool = False
     first: bool = True
+
+    @property
+    def use(self) -> StoreUse:
+        """The role of the process among those that have the store open."""
+        if not self.singletons:
+            return StoreUse.WORKER
+        return StoreUse.RUNTIME if self.deliveries else StoreUse.SUPERVISOR
 
 
 WHOLE = Share()
@@ -523,9 +530,7 @@ class WebhookReceiver:
             open_store(
                 self.settings,
                 owner=self.owner,
-                sole=share.singletons,
-                claims=share.deliveries,
-                in_turn=share is not WHOLE,
+                use=share.use,
             )
         )
         if not self.settings.multi_tenant.enabled:

@@ -15,7 +15,7 @@ from support.ports import free_port
 from support.wire import Wire
 
 from sdk_trio.records.deliveries import DeliveryState
-from sdk_trio.storage.sqlite import SqliteInbox
+from sdk_trio.storage.sqlite_inbox import SqliteInbox
 from sdk_trio.testing import sign_delivery
 
 APPLICATION = """

@@ -28,7 +28,7 @@ from support.notified import transition
 from support.waiting import until
 
 from sdk_trio.records.notifications import NotificationRecord
-from sdk_trio.storage.sqlite import SqliteInbox
+from sdk_trio.storage.sqlite_inbox import SqliteInbox
 
 CHANNELS = ("email", "sms", "webhook")
 DISPATCHES = int(os.environ.get("SDK_TEST_NOTIFICATION_DISPATCHES", "90"))

@@ -12,7 +12,7 @@ from support.supervised import Daemon, running
 from support.unawaited import SEEN_SECONDS, wait_until_unawaited
 
 from sdk_trio.records.deliveries import NewDelivery
-from sdk_trio.storage.sqlite import SqliteInbox
+from sdk_trio.storage.sqlite_inbox import SqliteInbox
 from sdk_trio.testing import sign_delivery
 
 HARD = ("exit", "segfault", "kill", "abort")

@@ -11,6 +11,7 @@ import tarfile
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import apsw
@@ -33,8 +34,10 @@ from sdk_trio.cli.terminal import ByteProgress
 from sdk_trio.records.deliveries import Admission, DeliveryState, Done
 from sdk_trio.records.tenants import AuditAction
 from sdk_trio.storage import backup
+from sdk_trio.storage.copying import TransferError
 from sdk_trio.storage.data_directory import lock_data_directory
 from sdk_trio.storage.open import LEASE_SECONDS
+from sdk_trio.storage.sql.schema import prepare_sqlite
 
 ON_POSTGRES = ("--set", "Sdk:Storage:Backend=Postgres")
 ENGINES = ("sqlite", "postgres")
@@ -69,7 +72,7 @@ class Place:
     async def open(self, owner: str = "one"):
         if self.database is None:
             return await open_file(self.file, owner)
-        from sdk_trio.storage.postgres import PostgresInbox
+        from sdk_trio.storage.postgres_inbox import PostgresInbox
 
         address = self.database.address
         return await PostgresInbox.open(address, owner=owner, shared=False, **TERMS)
@@ -237,6 +240,23 @@ def test_it_replaces_nothing(command_line: CommandLine, saved: Path) -> None:
         assert (refused.status, "Memory" in refused.err) == (69, True)
     assert command_line("storage", "restore", str(saved)).status == 0
     assert "msg_1" in command_line("events", "list").out
+
+
+def test_a_file_that_appears_during_a_backup_is_not_replaced(tmp_path: Path) -> None:
+    file = tmp_path / "inbox.db"
+    connection = apsw.Connection(str(file))
+    prepare_sqlite(connection, str(file))
+    saved = tmp_path / "saved.backup"
+
+    def report(step: str, _done: int) -> None:
+        if step == "verify":
+            saved.write_text("another's")
+
+    with pytest.raises(TransferError, match="exists"):
+        backup.back_up(saved, partial(backup.copy_file, file), backend="Sqlite", report=report)
+    assert saved.read_text() == "another's"
+    assert not list(tmp_path.glob(".*.partial"))
+    connection.close()
 
 
 def test_a_log_that_was_left_behind_is_not_taken_for_that_of_the_restored_store(

@@ -20,7 +20,7 @@ from sdk_trio.records.deliveries import (
 )
 from sdk_trio.storage.engines.postgres import PostgresTransaction
 from sdk_trio.storage.sql import deliveries
-from sdk_trio.storage.sqlite import SqliteInbox
+from sdk_trio.storage.sqlite_inbox import SqliteInbox
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -88,11 +88,11 @@ async def test_an_expired_lease_does_not_block_an_earlier_delivery_of_its_lane(
 async def test_a_failure_that_is_recorded_twice_counts_once(stores: Stores) -> None:
     inbox = await stores.open()
     await inbox.accept(delivery(), leased=True)
-    inbox.begin("m", now=1001)
-    lease, begun = inbox._leases["m"], inbox._begun["m"]
+    inbox.start_unawaited("m", now=1001)
+    lease, begun = inbox._leases["m"], inbox._unawaited_starts["m"]
     await inbox.finish("m", Retry(1010, "boom"), now=1002)
     # As after a commit whose answer was lost: the caller sends the outcome again.
-    inbox._leases["m"], inbox._begun["m"] = lease, begun
+    inbox._leases["m"], inbox._unawaited_starts["m"] = lease, begun
     await inbox.finish("m", Retry(1010, "boom"), now=1002)
     record = await inbox.get("m")
     assert (record.state, record.attempts) == (DeliveryState.RETRYING, 1)
@@ -130,8 +130,8 @@ async def test_a_key_with_a_nul_is_found_among_many_others(stores: Stores) -> No
 
 async def learned(inbox: SqliteInbox) -> None:
     """Wait until new keys are known to be new."""
-    inbox.claim_new(delivery("unused"))
-    while not inbox._keys._complete:
+    inbox.claim_unawaited(delivery("unused"))
+    while not inbox._unawaited.keys._complete:
         await trio.sleep(0.01)
 
 
@@ -140,7 +140,7 @@ async def test_a_claim_that_nobody_holds_any_more_is_given_up(tmp_path: Path) ->
     inbox = await stores.open(claims=tmp_path / "claims")
     other = await stores.open("other")
     await learned(inbox)
-    assert inbox.claim_new(delivery())
+    assert inbox.claim_unawaited(delivery())
     await inbox.renew([], now=1001)
     assert (await other.claim(delivery(at=1002))).admission is Admission.NEW
     for each in stores.opened:

@@ -259,7 +259,7 @@ ON_POSTGRESQL = {
 async def test_a_lone_delivery_costs_no_more_round_trips_on_postgresql_than_it_did(monkeypatch):
     from sdk_trio.storage.engines.postgres_address import PostgresAddress
     from sdk_trio.storage.engines.postgres_connection import StoreConnection
-    from sdk_trio.storage.postgres import PostgresInbox
+    from sdk_trio.storage.postgres_inbox import PostgresInbox
 
     server = running_server()
     dsn = server.fresh()
@@ -293,7 +293,7 @@ async def test_a_lone_delivery_costs_no_more_round_trips_on_postgresql_than_it_d
         }
         finish = partial(inbox.finish, claimed.key, Done(), now=1002)
         counted["finish"] = await count(finish)
-        inbox.begin(accepted.key, now=1001)
+        inbox.start_unawaited(accepted.key, now=1001)
         finish = partial(inbox.finish, accepted.key, Done(), now=1002)
         counted["finish what was begun"] = await count(finish)
         await inbox.accept(failed, leased=True)

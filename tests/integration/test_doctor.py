@@ -422,6 +422,20 @@ def test_the_growth_is_measured_over_what_came_last(doctor):
     assert examine(file, now=1_800_000_100.0, check_seconds=5).contents.growth_per_day is None
 
 
+def test_the_growth_of_a_store_that_was_moved_from_postgresql(doctor):
+    doctor.command_line.seed(*((f"msg_{n}", DeliveryState.DONE) for n in range(4)))
+    file = doctor.data / "inbox.db"
+    # Its sequences have gaps between the days.
+    moved = apsw.Connection(str(file))
+    for table in ("arrival", "ended"):
+        moved.execute(f"UPDATE {table} SET sequence = sequence + (1 << 38) WHERE sequence > 2")
+    moved.execute(f"UPDATE tally SET number = {1 << 38} WHERE name = 'removed'")
+    moved.close()
+    found = examine(file, now=1_800_000_000.0 + 2 * 86_400, check_seconds=5)
+    # Half of the deliveries came in the last two days.
+    assert found.contents.growth_per_day == pytest.approx(file.stat().st_size / 4, rel=0.05)
+
+
 def test_tenants_whose_credentials_cannot_be_read(doctor, tmp_path):
     doctor.set("MultiTenant__Enabled", "true")
     doctor.monkeypatch.delenv("SDK__WEBHOOKS__SECRET")

@@ -30,9 +30,9 @@ from sdk_trio import (
 from sdk_trio.events import Event, OrderCreatedEvent, OrderPaidEvent, RefundCreatedEvent
 from sdk_trio.records.deliveries import DeliveryState, Done, NewDelivery
 from sdk_trio.storage import commit as committer
-from sdk_trio.storage import sqlite as sqlite_effects
+from sdk_trio.storage import sqlite_inbox as sqlite_effects
 from sdk_trio.storage.memory.inbox import MemoryInbox
-from sdk_trio.storage.sqlite import SqliteInbox
+from sdk_trio.storage.sqlite_inbox import SqliteInbox
 from sdk_trio.testing import AppUnderTest, running_app, settings_for_tests
 
 TERMS = {"lease_seconds": 10.0, "dedup_seconds": 100.0, "payload_seconds": 40.0}

@@ -13,6 +13,7 @@ from typing import Any
 import apsw
 import pytest
 import trio
+import trio.lowlevel
 import trio.testing
 
 from sdk_trio.errors import StoreLostError, StoreUnavailableError

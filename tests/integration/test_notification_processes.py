@@ -14,7 +14,7 @@ import trio
 from support.notified import transition
 from support.waiting import PATIENCE_SECONDS
 
-from sdk_trio.storage.sqlite import SqliteInbox
+from sdk_trio.storage.sqlite_inbox import SqliteInbox
 
 #: Short, so that the survivor takes over within the test's patience.
 TERMS = {"lease_seconds": 5.0, "dedup_seconds": 100.0, "payload_seconds": 40.0}
@@ -25,7 +25,7 @@ import trio
 from sdk_trio.notifications.pump import ChannelLimits
 from sdk_trio.notifications.pump import NotificationPump
 from sdk_trio.notifications.send import Sent
-from sdk_trio.storage.sqlite import SqliteInbox
+from sdk_trio.storage.sqlite_inbox import SqliteInbox
 
 file, log, owner = sys.argv[1:]
 lines = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)

@@ -62,7 +62,7 @@ class Database:
     @asynccontextmanager
     async def open(self, owner: str = "one", dsn: str = "", **terms: float) -> AsyncIterator[Any]:
         from sdk_trio.storage.engines.postgres_address import PostgresAddress
-        from sdk_trio.storage.postgres import PostgresInbox
+        from sdk_trio.storage.postgres_inbox import PostgresInbox
 
         address = PostgresAddress(dsn=dsn or self.dsn)
         inbox = await PostgresInbox.open(address, owner=owner, **{**TERMS, **terms})
@@ -472,7 +472,7 @@ def with_another_version(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
     def go_on() -> None:
         later = ("ALTER TABLE arrival ADD COLUMN another integer",)
-        monkeypatch.setattr("sdk_trio.storage.postgres.LATER_POSTGRESQL", (later,))
+        monkeypatch.setattr("sdk_trio.storage.postgres_inbox.LATER_POSTGRESQL", (later,))
 
     return go_on
 
@@ -578,7 +578,7 @@ async def test_metrics_show_queries_that_have_a_connection_and_those_that_wait_f
 ) -> None:
     import psycopg
 
-    from sdk_trio.storage.postgres import READERS
+    from sdk_trio.storage.postgres_inbox import READERS
 
     async with database.open() as inbox:
 
@@ -659,7 +659,7 @@ async def test_a_start_whose_commit_nobody_has_heard_of_counts_once(
 
         async def begin() -> None:
             for key in (*outcomes, "m4"):
-                inbox.begin(key, now=1001)
+                inbox.start_unawaited(key, now=1001)
 
         await lose(database, made, begin)
         for key, outcome in outcomes.items():
@@ -679,7 +679,7 @@ async def test_a_run_whose_commit_nobody_has_heard_of_is_ended_once(
         await inbox.accept(delivery(), leased=True)
 
         async def run() -> None:
-            inbox.begin("m1", now=1001)
+            inbox.start_unawaited("m1", now=1001)
             with pytest.raises(StoreUnavailableError, match="during a commit"):
                 await inbox.finish("m1", Done(), now=1002)
 
@@ -1016,7 +1016,7 @@ async def test_the_backlog_costs_few_statements_for_a_claim_and_for_runs_that_en
         assert list(statements(database).values()) == [1, 1]
 
         async def run(key: str) -> None:
-            inbox.begin(key, now=1001)
+            inbox.start_unawaited(key, now=1001)
             for _ in range(20):
                 await trio.lowlevel.checkpoint()
             await inbox.finish(key, Done(), now=1002)
@@ -1045,7 +1045,7 @@ async def test_jobs_of_different_kinds_need_no_more_than_their_own_statements(
 async def test_a_start_that_nobody_waits_for_is_soon_seen_by_others(database: Database) -> None:
     async with database.open("one") as one, database.open("two") as two:
         await one.accept(delivery(), leased=True)
-        one.begin("m1", now=1001)
+        one.start_unawaited("m1", now=1001)
         with trio.fail_after(30):
             while (await two.get("m1")).state is not DeliveryState.RUNNING:
                 await trio.sleep(0.01)

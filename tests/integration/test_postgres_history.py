@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 import trio
 from support.postgres import open_inbox, running_server
@@ -27,7 +28,7 @@ class Store:
 
     def __init__(self, place: Path) -> None:
         from sdk_trio.storage.engines.postgres_address import PostgresAddress
-        from sdk_trio.storage.postgres import migrate
+        from sdk_trio.storage.postgres_inbox import migrate
 
         self.place = place
         # No other test gets it: its days are other ones afterwards.
@@ -283,7 +284,7 @@ async def test_a_statement_that_began_before_the_partition_was_made(
 
 async def test_a_user_who_owns_nothing_keeps_one_day(store: Store) -> None:
     from sdk_trio.storage.engines.postgres_address import PostgresAddress
-    from sdk_trio.storage.postgres import PostgresInbox
+    from sdk_trio.storage.postgres_inbox import PostgresInbox
 
     user = f"user_{store.dsn.rpartition('=')[2]}"
     store.execute(f"CREATE ROLE {user} LOGIN")
@@ -418,3 +419,18 @@ def test_no_statement_of_the_daily_work_is_peculiar_to_one_server() -> None:
     text = {file.name: file.read_text() for file in files}
     found = {name: _LACKING.findall(re.sub(r"(?m)#.*$", "", each)) for name, each in text.items()}
     assert {name for name, each in found.items() if each} == set()
+
+
+async def test_retention_skips_a_delivery_that_a_redelivery_has_locked(store: Store) -> None:
+    async with store.open(payload_seconds=50, dedup_seconds=50) as inbox:
+        for key in ("held", "free"):
+            await inbox.park(delivery(key, 100))
+        # A redelivery locks the row of `arrival` first. The retention has locked that of `work`
+        # if it waits here, and both wait for each other.
+        with psycopg.connect(store.dsn) as redelivery:
+            redelivery.execute(
+                "SELECT 1 FROM sdk_trio.arrival WHERE delivery_key = 'held' FOR NO KEY UPDATE"
+            )
+            assert (await inbox.purge(now=1000)).parked == 1
+        assert await keys_in(inbox) == ["held"]
+        assert (await inbox.purge(now=1000)).parked == 1

@@ -39,7 +39,7 @@ class Database:
     @asynccontextmanager
     async def open(self, owner: str = "one", dsn: str = "", **terms: Any) -> AsyncIterator[Any]:
         from sdk_trio.storage.engines.postgres_address import PostgresAddress
-        from sdk_trio.storage.postgres import PostgresInbox
+        from sdk_trio.storage.postgres_inbox import PostgresInbox
 
         address = PostgresAddress(dsn=dsn or self.dsn)
         inbox = await PostgresInbox.open(address, owner=owner, **{**TERMS, **terms})
@@ -337,7 +337,7 @@ async def test_half_open_readers_keep_no_one_from_fetching_due_events(
     database: Database, proxy: SilentProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The feeder asks for changes by a reader; the server has 60 s for a statement of those."""
-    monkeypatch.setattr("sdk_trio.storage.postgres.ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr("sdk_trio.storage.postgres_inbox.ANSWER_SECONDS", 1.0)
     dsn = f"host=127.0.0.1 port={proxy.port} user=owner dbname={database.name}"
     async with database.open(dsn=dsn) as inbox:
         async with trio.open_nursery() as nursery:

@@ -203,7 +203,7 @@ async def test_many_events_are_finished_while_others_are_fetched(stores: Stores)
         while records := (await inbox.take_due(limit=20, now=1001)).records:
             for record in records:
                 taken.append(record.key)
-                inbox.begin(record.key, now=1001)
+                inbox.start_unawaited(record.key, now=1001)
                 nursery.start_soon(partial(inbox.finish, record.key, Done(), now=1002))
     assert sorted(taken) == sorted(keys)
     counts = await inbox.counts()

@@ -27,7 +27,7 @@ from sdk_trio.config import KeyDerivation, Secret
 from sdk_trio.errors import RetryLater
 from sdk_trio.records.deliveries import DeliveryState
 from sdk_trio.runtime import Runtime
-from sdk_trio.storage.sqlite import SqliteInbox
+from sdk_trio.storage.sqlite_inbox import SqliteInbox
 from sdk_trio.testing import AppUnderTest
 
 #: A retry comes at once, so that no test waits for one.

@@ -12,7 +12,7 @@ import trio.testing
 from sdk_trio.records.deliveries import DeliveryState, Done, NewDelivery, Retry
 from sdk_trio.storage import commit
 from sdk_trio.storage.sql.arrivals import INDEX_EVERY
-from sdk_trio.storage.sqlite import SqliteInbox
+from sdk_trio.storage.sqlite_inbox import SqliteInbox
 
 TERMS = {"lease_seconds": 10.0, "dedup_seconds": 1e6, "payload_seconds": 1e6}
 

@@ -21,9 +21,9 @@ from sdk_trio.records.deliveries import (
     Released,
     Retry,
 )
-from sdk_trio.storage import claims as claims_module
-from sdk_trio.storage.claims import KnownKeys
-from sdk_trio.storage.sqlite import SqliteInbox
+from sdk_trio.storage import known_keys as known_keys_module
+from sdk_trio.storage.known_keys import KnownKeys
+from sdk_trio.storage.sqlite_inbox import SqliteInbox
 
 
 def delivery(webhook_id: str, **fields: object) -> NewDelivery:
@@ -52,7 +52,7 @@ async def learned(inbox: SqliteInbox) -> None:
     """Wait until a claim need not be waited for; what it takes for that is finished."""
     with trio.fail_after(60):
         number = 0
-        while not inbox.claim_new(delivery(f"learned-{number}")):
+        while not inbox.claim_unawaited(delivery(f"learned-{number}")):
             number += 1
             await trio.sleep(0.001)
         await inbox.finish(f"learned-{number}", Done(), now=1000.0)
@@ -83,7 +83,7 @@ OUTCOMES = [
 async def test_a_run_that_ends_at_once_is_one_transaction(inbox, outcome, state, attempts):
     await learned(inbox)
     commits = await transactions(inbox)
-    assert inbox.claim_new(delivery("m1"))
+    assert inbox.claim_unawaited(delivery("m1"))
     await inbox.finish("m1", outcome, now=1001.0)
     assert len(commits) <= 2, "one, and that of the list itself"
     record = await inbox.get("m1")
@@ -103,7 +103,7 @@ async def test_both_ways_leave_the_same_record(tmp_path, outcome, state, attempt
         if waits:
             await inbox.claim(delivery("m1", subject="s", tenant_id="t"))
         else:
-            assert inbox.claim_new(delivery("m1", subject="s", tenant_id="t"))
+            assert inbox.claim_unawaited(delivery("m1", subject="s", tenant_id="t"))
         if name == "later":
             await inbox.counts()
         await inbox.finish("m1", outcome, now=1001.0)
@@ -116,7 +116,7 @@ async def test_both_ways_leave_the_same_record(tmp_path, outcome, state, attempt
 
 async def test_a_run_that_lasts_is_seen_by_others_as_running(inbox, tmp_path):
     await learned(inbox)
-    assert inbox.claim_new(delivery("m1"))
+    assert inbox.claim_unawaited(delivery("m1"))
     # What a method of this inbox reads is what its other methods have written.
     assert (await inbox.get("m1")).state is DeliveryState.RUNNING
     other = await open_inbox(tmp_path, "two", claims=False)
@@ -133,11 +133,11 @@ async def test_a_key_that_any_way_has_taken_is_not_new(inbox):
     await inbox.accept(delivery("accepted"), leased=False)
     await inbox.park(delivery("parked"))
     await inbox.claim(delivery("claimed"))
-    assert inbox.claim_new(delivery("begun"))
+    assert inbox.claim_unawaited(delivery("begun"))
     for key in ("of-before", "accepted", "parked", "claimed", "begun"):
-        assert not inbox.claim_new(delivery(key)), key
+        assert not inbox.claim_unawaited(delivery(key)), key
     # Two signers may use one id.
-    assert inbox.claim_new(delivery("accepted", signer="tenant", tenant_id="tenant"))
+    assert inbox.claim_unawaited(delivery("accepted", signer="tenant", tenant_id="tenant"))
     await inbox.finish("begun", Done(), now=1001.0)
     await inbox.finish("accepted.tenant", Done(), now=1001.0)
 
@@ -147,16 +147,16 @@ async def test_what_another_process_has_written_is_read_before_a_key_is_new(inbo
     other = await open_inbox(tmp_path, "two", claims=False)
     await other.accept(delivery("theirs"), leased=False)
     # Nobody has noticed yet: the transaction itself finds it, and it is done once and for all.
-    assert inbox.claim_new(delivery("theirs"))
+    assert inbox.claim_unawaited(delivery("theirs"))
     await inbox.finish("theirs", Done(), now=1001.0)
     assert (await other.get("theirs")).state is DeliveryState.DONE
     assert (await other.take_due(limit=9, now=1002.0)).records == []
     # Now it is noticed: nothing is surely new until what they have written is read.
     await other.accept(delivery("theirs, too"), leased=False)
     assert await inbox.changed_elsewhere()
-    assert not inbox.claim_new(delivery("ours"))
+    assert not inbox.claim_unawaited(delivery("ours"))
     await learned(inbox)
-    assert not inbox.claim_new(delivery("theirs, too"))
+    assert not inbox.claim_unawaited(delivery("theirs, too"))
     await other.close()
 
 
@@ -174,7 +174,7 @@ async def test_a_run_of_another_owner_is_not_ended_by_ours(inbox, tmp_path):
     await learned(inbox)
     other = await open_inbox(tmp_path, "two", claims=False)
     await other.claim(delivery("m1"))
-    assert inbox.claim_new(delivery("m1"))
+    assert inbox.claim_unawaited(delivery("m1"))
     await inbox.finish("m1", Done(), now=1001.0)
     assert (await other.get("m1")).state is DeliveryState.RUNNING
     await other.close()
@@ -186,11 +186,11 @@ async def test_a_claim_that_cannot_be_written_is_written_with_the_outcome(inbox,
     await inbox._commits.submit(lambda tx: tx.connection.set_busy_timeout(1))
     lock = apsw.Connection(str(tmp_path / "inbox.db"))
     lock.execute("BEGIN IMMEDIATE")
-    assert inbox.claim_new(delivery("m1"))
+    assert inbox.claim_unawaited(delivery("m1"))
     if lasts:
         with pytest.raises(StoreUnavailableError):
             await inbox.get("m1")
-        assert not inbox.claim_new(delivery("m2")), "a store that fails is waited for"
+        assert not inbox.claim_unawaited(delivery("m2")), "a store that fails is waited for"
         lock.execute("ROLLBACK")
         await inbox.finish("m1", Done(), now=1001.0)
         assert (await inbox.get("m1")).state is DeliveryState.DONE
@@ -217,9 +217,9 @@ async def test_a_claim_whose_commit_has_failed_is_written_with_the_outcome(
     # The claim is written, and its commit fails, as on a disk that is full; the first commit is
     # that of the hook itself.
     await inbox._commits.submit(lambda tx: tx.connection.set_commit_hook(refuse))
-    assert inbox.claim_new(delivery("m1"))
+    assert inbox.claim_unawaited(delivery("m1"))
     with trio.fail_after(60):
-        while not inbox._claimed["m1"].claim.finished:
+        while not inbox._unawaited.runs["m1"].claim.finished:
             await trio.sleep(0.001)
     assert commits == [0, 1]
     await inbox.finish("m1", outcome, now=1001.0)
@@ -242,7 +242,7 @@ async def test_an_end_during_a_commit_of_its_claim_that_fails_is_recorded(inbox)
         return True
 
     await inbox._commits.submit(lambda tx: tx.connection.set_commit_hook(refuse))
-    assert inbox.claim_new(delivery("m1"))
+    assert inbox.claim_unawaited(delivery("m1"))
     with trio.fail_after(60):
         while not committing.is_set():
             await trio.sleep(0.001)
@@ -259,16 +259,16 @@ async def test_an_end_during_a_commit_of_its_claim_that_fails_is_recorded(inbox)
 async def test_an_end_that_only_the_claims_file_knows_is_counted_once(tmp_path):
     inbox = await open_inbox(tmp_path)
     await learned(inbox)
-    assert inbox.claim_new(delivery("m1"))
+    assert inbox.claim_unawaited(delivery("m1"))
     # The process ends here: nothing is handed over, and the file stays as it is.
     (tmp_path / "inbox.claims").rename(tmp_path / "kept")
-    inbox._commits.withdraw(inbox._claimed["m1"].claim)
+    inbox._commits.withdraw(inbox._unawaited.runs["m1"].claim)
     await inbox.close()
     (tmp_path / "kept").rename(tmp_path / "inbox.claims")
     inbox = await open_inbox(tmp_path, "two")
     assert await inbox.get("m1") is None
     await learned(inbox)
-    assert not inbox.claim_new(delivery("m1"))
+    assert not inbox.claim_unawaited(delivery("m1"))
     # Given up while it is written, and claimed again: the end is the same one.
     lock = apsw.Connection(str(tmp_path / "inbox.db"))
     lock.execute("BEGIN IMMEDIATE")
@@ -288,37 +288,37 @@ async def test_an_end_that_only_the_claims_file_knows_is_counted_once(tmp_path):
 
 
 async def test_a_filter_that_is_built_anew_forgets_nothing(inbox, tmp_path, monkeypatch):
-    monkeypatch.setattr(claims_module, "KEYS_BEFORE_REBUILD", 5)
+    monkeypatch.setattr(known_keys_module, "KEYS_BEFORE_REBUILD", 5)
     await learned(inbox)
-    before = inbox._keys.filter
+    before = inbox._unawaited.keys.filter
     # A run whose claim has failed: the store does not know it before it has ended.
     await inbox._commits.submit(lambda tx: tx.connection.set_busy_timeout(1))
     lock = apsw.Connection(str(tmp_path / "inbox.db"))
     lock.execute("BEGIN IMMEDIATE")
-    assert inbox.claim_new(delivery("held"))
+    assert inbox.claim_unawaited(delivery("held"))
     with pytest.raises(StoreUnavailableError):
         await inbox.get("held")
     lock.close()
     number = 0
     with trio.fail_after(60):
-        while inbox._keys.filter is before:
+        while inbox._unawaited.keys.filter is before:
             await inbox.accept(delivery(f"m{number}"), leased=False)
             await inbox.changed_elsewhere()
             number += 1
     await learned(inbox)
     for key in ("held", *(f"m{one}" for one in range(number))):
-        assert not inbox.claim_new(delivery(key)), key
+        assert not inbox.claim_unawaited(delivery(key)), key
     await inbox.finish("held", Done(), now=1001.0)
 
 
 async def test_learning_reads_every_row_in_small_steps(tmp_path, monkeypatch):
-    monkeypatch.setattr(claims_module, "LEARNED_AT_ONCE", 3)
+    monkeypatch.setattr(known_keys_module, "LEARNED_AT_ONCE", 3)
     inbox = await open_inbox(tmp_path)
     for number in range(20):
         await inbox.park(delivery(f"m{number}"))
     await learned(inbox)
-    assert isinstance(inbox._keys.filter, KnownKeys)
-    assert not any(inbox.claim_new(delivery(f"m{number}")) for number in range(20))
+    assert isinstance(inbox._unawaited.keys.filter, KnownKeys)
+    assert not any(inbox.claim_unawaited(delivery(f"m{number}")) for number in range(20))
     await inbox.close()
 
 
@@ -339,7 +339,7 @@ async def test_deliveries_of_one_batch_share_their_statements(inbox: SqliteInbox
     seen = await statements(inbox)
 
     async def run(name: str) -> None:
-        assert inbox.claim_new(delivery(name))
+        assert inbox.claim_unawaited(delivery(name))
         await inbox.finish(name, Done(), now=1001.0)
 
     async with trio.open_nursery() as nursery:
@@ -356,7 +356,7 @@ async def test_deliveries_of_one_batch_share_their_statements(inbox: SqliteInbox
     seen.clear()
 
     async def run_queued(name: str) -> None:
-        inbox.begin(name, now=1001.0)
+        inbox.start_unawaited(name, now=1001.0)
         await inbox.finish(name, Done(), now=1002.0)
 
     async with trio.open_nursery() as nursery:

@@ -229,7 +229,7 @@ async def test_a_run_that_is_begun_without_waiting_counts_before_what_follows(
     inbox = await stores.open()
     for webhook_id in ("done", "failed"):
         await inbox.accept(delivery(webhook_id), leased=True)
-        inbox.begin(webhook_id, now=1001)
+        inbox.start_unawaited(webhook_id, now=1001)
     running = await inbox.get("done")
     await inbox.finish("done", Done(), now=1002)
     await inbox.finish("failed", Retry(1100, "no"), now=1002)
@@ -249,7 +249,7 @@ async def test_a_run_that_is_put_off_counts_for_nothing_and_is_due_at_its_time(
     for name in ("began", "leased", "first", "second"):
         ordered = name in ("first", "second")
         await inbox.accept(delivery(name, ordered=ordered, subject="s"), leased=name != "second")
-    inbox.begin("began", now=1001)
+    inbox.start_unawaited("began", now=1001)
     await inbox.start("first", now=1001)
     for name in ("began", "leased", "first"):
         await inbox.finish(name, Postponed(1100, "the route is paused"), now=1002)
@@ -265,12 +265,12 @@ async def test_a_run_that_is_put_off_counts_for_nothing_and_is_due_at_its_time(
     due = await inbox.take_due(limit=9, now=1100)
     assert [record.webhook_id for record in due.records] == ["began", "leased", "first"]
     # One that ends well has no error left of its wait; the error of a failed run is history.
-    inbox.begin("began", now=1101)
+    inbox.start_unawaited("began", now=1101)
     await inbox.start("leased", now=1101)
     await inbox.start("first", now=1101)
     await inbox.finish("first", Retry(1102, "no"), now=1101)
     assert len((await inbox.take_due(limit=9, now=1102)).records) == 1
-    inbox.begin("first", now=1102)
+    inbox.start_unawaited("first", now=1102)
     for name, error in (("began", None), ("leased", None), ("first", "no")):
         await inbox.finish(name, Done(), now=1103)
         record = await inbox.get(name)
@@ -282,7 +282,7 @@ async def test_what_was_answered_is_kept_with_a_run_that_ended_well(stores: Stor
     inbox = await stores.open()
     for name in ("began", "started", "retried"):
         await inbox.accept(delivery(name), leased=True)
-    inbox.begin("began", now=1001)
+    inbox.start_unawaited("began", now=1001)
     await inbox.start("started", now=1001)
     await inbox.start("retried", now=1001)
     await inbox.finish("retried", Retry(1002, "500", answer="answered 500: oh"), now=1002)
@@ -308,7 +308,7 @@ async def test_a_run_that_begins_and_ends_at_once_counts_as_any_other(stores: St
         await inbox.accept(delivery(webhook_id), leased=webhook_id == "ours")
     await other.start("another's", now=1001)
     for webhook_id in ids:
-        inbox.begin(webhook_id, now=1002)
+        inbox.start_unawaited(webhook_id, now=1002)
         await inbox.finish(webhook_id, Done(), now=1003)
     found = [await inbox.get(webhook_id) for webhook_id in ids]
     assert [
@@ -324,7 +324,7 @@ async def test_a_store_that_is_closed_ignores_what_nobody_waits_for(stores: Stor
     inbox = await stores.open()
     await inbox.accept(delivery("m1"), leased=True)
     await inbox.close()
-    inbox.begin("m1", now=1001)
+    inbox.start_unawaited("m1", now=1001)
 
 
 async def test_a_start_that_is_repeated_counts_once(stores: Stores) -> None:

@@ -22,7 +22,7 @@ from sdk_trio.storage.inbox import PURGE_CHUNK
 from sdk_trio.storage.sql import deliveries
 from sdk_trio.storage.sql.dialect import SqlTransaction
 from sdk_trio.storage.sql.schema import APPLICATION_ID, VERSION
-from sdk_trio.storage.sqlite import SqliteInbox
+from sdk_trio.storage.sqlite_inbox import SqliteInbox
 
 FILLING = LeaseTerms(owner="o", lease_seconds=9.0, dedup_seconds=9.0, payload_seconds=9.0)
 
@@ -260,6 +260,24 @@ async def test_damage_that_is_read_stops_what_is_written(file: Path) -> None:
     with pytest.raises(StoreLostError, match="damaged"):
         await inbox.accept(delivery("later"), leased=True)
     assert str(file) in str(inbox.lost)
+    await inbox.close()
+
+
+async def test_a_read_error_that_passes_does_not_lose_the_store_between_transactions(
+    file: Path,
+) -> None:
+    inbox = await open_inbox(file)
+    # SQLite reports a page that the disk refuses to read as damage.
+    errors = [apsw.CorruptError("refused"), apsw.CorruptError("refused")]
+
+    def read(connection: apsw.Connection) -> int:
+        if errors:
+            raise errors.pop()
+        return int(connection.pragma("data_version"))
+
+    assert await inbox._commits.run_alone(read) > 0
+    assert inbox.lost is None
+    await inbox.accept(delivery("later"), leased=True)
     await inbox.close()
 
 

@@ -28,7 +28,7 @@ from sdk_trio.records.deliveries import (
 )
 from sdk_trio.storage.memory.inbox import MemoryInbox
 from sdk_trio.storage.ports import Inbox
-from sdk_trio.storage.sqlite import SqliteInbox
+from sdk_trio.storage.sqlite_inbox import SqliteInbox
 
 LEASE, DEDUP, PAYLOAD = 10.0, 100.0, 40.0
 TERMS = {"lease_seconds": LEASE, "dedup_seconds": DEDUP, "payload_seconds": PAYLOAD}

@@ -31,14 +31,14 @@ from sdk_trio.storage.engines import sqlite_connection as connect
 from sdk_trio.storage.engines.sqlite_connection import connect_writer
 from sdk_trio.storage.open import open_inbox
 from sdk_trio.storage.sql.schema import prepare_sqlite
-from sdk_trio.storage.sqlite import SqliteInbox
+from sdk_trio.storage.sqlite_inbox import SqliteInbox
 
 TERMS = {"lease_seconds": 10, "dedup_seconds": 100, "payload_seconds": 40}
 
 OPEN = """
 import sys, trio
 from sdk_trio.records.deliveries import NewDelivery
-from sdk_trio.storage.sqlite import SqliteInbox
+from sdk_trio.storage.sqlite_inbox import SqliteInbox
 
 async def open_inbox():
     return await SqliteInbox.open(

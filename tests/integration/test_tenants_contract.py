@@ -32,7 +32,7 @@ from sdk_trio.records.tenants import (
 from sdk_trio.storage.memory.inbox import MemoryInbox
 from sdk_trio.storage.open import open_store
 from sdk_trio.storage.readers import ReaderPool
-from sdk_trio.storage.sqlite import SqliteInbox
+from sdk_trio.storage.sqlite_inbox import SqliteInbox
 from sdk_trio.tenants import TenantService, TransitionResult
 from sdk_trio.tenants.service import CAPACITY
 

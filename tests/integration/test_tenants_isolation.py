@@ -37,7 +37,7 @@ from sdk_trio.records.deliveries import (
 )
 from sdk_trio.storage.memory.inbox import MemoryInbox
 from sdk_trio.storage.ports import Inbox
-from sdk_trio.storage.sqlite import SqliteInbox
+from sdk_trio.storage.sqlite_inbox import SqliteInbox
 from sdk_trio.testing import running_app, settings_for_tests, sign_delivery
 from sdk_trio.testing.application import AppUnderTest
 from sdk_trio.webhooks.signature import new_secret

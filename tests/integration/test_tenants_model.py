@@ -31,7 +31,7 @@ from sdk_trio.records.tenants import (
     TenantStatus,
 )
 from sdk_trio.storage.memory.inbox import MemoryInbox
-from sdk_trio.storage.sqlite import SqliteInbox
+from sdk_trio.storage.sqlite_inbox import SqliteInbox
 from sdk_trio.tenants import TenantService
 
 TERMS = {"lease_seconds": 10.0, "dedup_seconds": 100.0, "payload_seconds": 40.0}

@@ -9,7 +9,7 @@ import attrs
 import trio
 
 from sdk_trio.records.deliveries import DeliveryRecord
-from sdk_trio.storage.sqlite import SqliteInbox
+from sdk_trio.storage.sqlite_inbox import SqliteInbox
 from sdk_trio.testing import sign_delivery
 
 from .deliveries import SECRET

@@ -20,7 +20,7 @@ from sdk_trio.records.tenants import (
     Transition,
 )
 from sdk_trio.storage.memory.inbox import MemoryInbox
-from sdk_trio.storage.sqlite import SqliteInbox
+from sdk_trio.storage.sqlite_inbox import SqliteInbox
 from support.postgres import open_inbox
 
 LEASE = 10.0

@@ -219,7 +219,7 @@ class PostgresServer:
         """The connection string of a new database that has the schema already."""
         if self._template is None:
             from sdk_trio.storage.engines.postgres_address import PostgresAddress
-            from sdk_trio.storage.postgres import migrate
+            from sdk_trio.storage.postgres_inbox import migrate
 
             address = PostgresAddress(dsn=self.empty())
             migrate(address)
@@ -322,7 +322,7 @@ async def open_inbox(place: Path, *, owner: str, version: str = "", **terms: flo
     ``version``: that of the server, as in :func:`running_server`.
     """
     from sdk_trio.storage.engines.postgres_address import PostgresAddress
-    from sdk_trio.storage.postgres import PostgresInbox
+    from sdk_trio.storage.postgres_inbox import PostgresInbox
 
     address = PostgresAddress(dsn=running_server(version).database_of(place))
     return await PostgresInbox.open(address, owner=owner, server_clock=False, shared=False, **terms)

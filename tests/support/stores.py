@@ -5,7 +5,7 @@ from typing import Any
 
 from sdk_trio.records.deliveries import NewDelivery
 from sdk_trio.storage.memory.inbox import MemoryInbox
-from sdk_trio.storage.sqlite import SqliteInbox
+from sdk_trio.storage.sqlite_inbox import SqliteInbox
 
 from .postgres import open_inbox
 

@@ -18,7 +18,7 @@ from sdk_trio.records.tenants import (
 )
 from sdk_trio.records.upgrades import UpgradeMarker, UpgradeState
 from sdk_trio.storage.sql import arrivals
-from sdk_trio.storage.sqlite import SqliteInbox
+from sdk_trio.storage.sqlite_inbox import SqliteInbox
 
 from .postgres import PostgresServer, running_server
 
@@ -45,7 +45,7 @@ class Database:
         return PostgresAddress(dsn=self.dsn)
 
     async def open(self, owner: str = "two"):
-        from sdk_trio.storage.postgres import PostgresInbox
+        from sdk_trio.storage.postgres_inbox import PostgresInbox
 
         return await PostgresInbox.open(self.address, owner=owner, **TERMS)
 

@@ -9,6 +9,7 @@ import trio.testing
 
 from sdk_trio.errors import StoreUnavailableError
 from sdk_trio.records.deliveries import Admission, Dead, DeliveryState, Done, NewDelivery, Retry
+from sdk_trio.storage import replay
 from sdk_trio.storage.memory import inbox as memory_store
 from sdk_trio.storage.memory import rows
 from sdk_trio.storage.memory.inbox import MemoryInbox
@@ -157,3 +158,34 @@ async def test_what_waits_for_somebody_gives_way_and_what_is_unfinished_does_not
     await inbox.take_due(limit=1, now=1)
     await inbox.finish("a", Done(), now=1)
     assert (await inbox.accept(big("e"), leased=False)).admission is Admission.NEW
+
+
+async def test_ids_of_an_erased_tenant_are_not_remembered(monkeypatch):
+    monkeypatch.setattr(rows, "RECENT_ROWS", 0)
+    inbox = make()
+    for key, tenant in (("theirs", "gone"), ("ours", "stays"), ("host", None)):
+        told = NewDelivery(key, "order.paid", b"{}", 1, 1000.0, tenant_id=tenant)
+        assert (await inbox.claim(told)).admission is Admission.NEW
+        await inbox.finish(key, Done(), now=1001.0)
+    assert await inbox.erase("gone") == 1
+    assert await inbox.known(["theirs", "ours", "host"]) == {"ours", "host"}
+    assert (await inbox.counts())[DeliveryState.DONE] == 2
+
+
+async def test_one_event_of_an_error_is_found_without_a_query_for_each_of_another_one() -> None:
+    pages = []
+
+    class Counting(MemoryInbox):
+        async def find(self, **conditions):
+            pages.append(conditions)
+            return await super().find(**conditions)
+
+    inbox = Counting(owner="one", lease_seconds=10, dedup_seconds=100, payload_seconds=100)
+    for number in range(20):
+        key = f"m{number}"
+        await inbox.claim(NewDelivery(key, "order.paid", b"{}", 1, 1000.0))
+        await inbox.finish(key, Dead("KeyError" if number < 18 else "ValueError"), now=1001.0)
+    dead = DeliveryState.DEAD
+    found = await replay.find_chosen(inbox, dead, error="ValueError", limit=1)
+    assert [each.key for each in found] == ["m18"]
+    assert len(pages) == 1

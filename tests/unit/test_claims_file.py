@@ -32,7 +32,7 @@ def test_a_run_is_found_until_its_slot_is_cleared(path):
     claims.clear(slots["b.tenant"])
     assert keys_in(path) == ["a", "c"]
     assert b"b.tenant" not in path.read_bytes()
-    claims.clear_later(slots["a"])
+    claims.clear(slots["a"], later=True)
     assert keys_in(path) == ["a", "c"]
     claims.take("d", 9)
     assert keys_in(path) == ["c", "d"]

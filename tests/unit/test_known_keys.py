@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sdk_trio.storage import claims as claims_module
-from sdk_trio.storage.claims import KnownKeys
+from sdk_trio.storage import known_keys as known_keys_module
+from sdk_trio.storage.known_keys import KnownKeys
 
 HASHES = st.integers(-(2**63), 2**63 - 1)
 
@@ -22,7 +22,7 @@ def test_what_was_added_may_be_held_for_ever(first, later):
 
 
 def test_it_grows_and_keeps_what_it_had_and_is_rarely_wrong(monkeypatch):
-    monkeypatch.setattr(claims_module, "FIRST_GENERATION", 256)
+    monkeypatch.setattr(known_keys_module, "FIRST_GENERATION", 256)
     keys = KnownKeys()
     hashes = [hash(f"msg_{number}") for number in range(20_000)]
     taken_for_known = sum(not keys.add(hashed) for hashed in hashes)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from support.sql_store import add_done, new_store, steps_of, value
 
+from sdk_trio.base import clock
 from sdk_trio.records.deliveries import (
     Admission,
     Dead,
@@ -460,6 +461,15 @@ def test_a_start_is_waited_for_once_a_process_that_may_have_begun_it_is_gone() -
     assert claim(tx, HERE, 1004.0).due.unbegun == set(), "it stays in doubt until it has run"
     # Ours hangs, and its leases expire.
     assert claim(tx, THERE, 1100.0).due.unbegun == set()
+
+
+def test_a_shared_store_without_a_clock_takes_away_expired_leases_only() -> None:
+    tx, now = new_store(), clock.wall()
+    here, there = (msgspec.structs.replace(terms, shared=True) for terms in (HERE, THERE))
+    deliveries.accept_all(tx, there, [Arriving(delivery("live", now), 7)])
+    deliveries.accept_all(tx, there, [Arriving(delivery("expired", now - 60), 8)])
+    assert leases.recover(tx, here, dead=None) == 1
+    assert claim(tx, here, now).leases.keys() == {"expired"}
 
 
 def steps_of_a_poll(blocked: int, kept: int) -> int:

@@ -219,10 +219,13 @@ class SqliteEngine:
             StoreLostError: the same, until a restart.
             Exception: what ``work`` has raised; nothing was changed.
         """
+        return self._until_damage_is_believed(lambda: self._transact(work, durable))
+
+    def _until_damage_is_believed(self, work: Callable[[], T]) -> T:
         begun: float | None = None
         while True:
             try:
-                return self._transact(work, durable)
+                return work()
             except DAMAGE as error:
                 begun = clock.monotonic() if begun is None else begun
                 if self._files is None or not may_pass(self.place, begun):
@@ -255,20 +258,23 @@ class SqliteEngine:
     def run_alone(self, work: Callable[[apsw.Connection], T]) -> T:
         """Run ``work`` with the connection, outside of any transaction, as ``VACUUM`` needs it.
 
+        It may run again, as in :meth:`transact`.
+
         Raises:
             StoreUnavailableError: SQLite or the disk failed.
             StoreLostError: the same, until a restart.
         """
-        try:
-            value = work(self._connected())
-            self._check_files()
-        except (apsw.Error, StoreLostError) as error:
-            self._roll_back()
-            raise self._translate(error) from error
-        except BaseException:
-            self._roll_back()
-            raise
-        return value
+
+        def attempt() -> T:
+            try:
+                value = work(self._connected())
+                self._check_files()
+            except BaseException:
+                self._roll_back()
+                raise
+            return value
+
+        return self._until_damage_is_believed(attempt)
 
     def _translate(self, error: apsw.Error | StoreLostError) -> StoreUnavailableError:
         """Return the error that callers get, and note what ``error`` says about the store."""

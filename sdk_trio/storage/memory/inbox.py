@@ -214,8 +214,8 @@ class MemoryInbox(MemoryBackend):
         self._require_open()
         return self._admit(delivery, CLAIMING, DeliveryState.RUNNING, True)
 
-    def claim_new(self, delivery: NewDelivery) -> bool:
-        """See :meth:`Inbox.claim_new`; here :meth:`claim` waits for nothing, either."""
+    def claim_unawaited(self, delivery: NewDelivery) -> bool:
+        """See :meth:`Inbox.claim_unawaited`; here :meth:`claim` waits for nothing, either."""
         return False
 
     async def park(self, delivery: NewDelivery, reason: str | None = None) -> Admitted:
@@ -375,8 +375,8 @@ class MemoryInbox(MemoryBackend):
         await self._begin()
         return self._start(key, now, alone)
 
-    def begin(self, key: str, *, now: float) -> None:
-        """See :meth:`Inbox.begin`."""
+    def start_unawaited(self, key: str, *, now: float) -> None:
+        """See :meth:`Inbox.start_unawaited`."""
         self._start(key, now, False)
 
     async def join(self, key: str) -> None:

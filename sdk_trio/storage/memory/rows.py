@@ -133,6 +133,8 @@ class Deliveries:
     _done: deque[MemoryRow] = attrs.Factory(deque)
     remembered: dict[str | bytes, float] = attrs.Factory(dict)
     _in_order: deque[str | bytes] = attrs.Factory(deque)
+    # The tenants of those remembered keys that have one.
+    _tenants: dict[str | bytes, str] = attrs.Factory(dict)
 
     def add(self, row: MemoryRow) -> None:
         """Add a new row."""
@@ -184,12 +186,16 @@ class Deliveries:
         key = _short(row.key)
         self.remembered[key] = row.finished_at or 0.0
         self._in_order.append(key)
+        if row.tenant_id is not None:
+            self._tenants[key] = row.tenant_id
         if len(self._in_order) > REMEMBERED_IDS:
             self._forget_oldest_id()
             self.overflowed = True
 
     def _forget_oldest_id(self) -> None:
-        del self.remembered[self._in_order.popleft()]
+        key = self._in_order.popleft()
+        del self.remembered[key]
+        self._tenants.pop(key, None)
         self.states[DeliveryState.DONE] -= 1
 
     def finished_at(self, key: str) -> float | None:
@@ -233,7 +239,16 @@ class Deliveries:
             gone = [kept for kept in row.evidence if kept.tenant_id == tenant_id]
             row.evidence = tuple(kept for kept in row.evidence if kept not in gone)
             self.evidence_bytes -= sum(len(kept.raw) + ROW_BYTES for kept in gone)
-        return len(rows)
+        return len(rows) + self._forget_remembered(tenant_id)
+
+    def _forget_remembered(self, tenant_id: str) -> int:
+        keys = {key for key, tenant in self._tenants.items() if tenant == tenant_id}
+        if keys:
+            self._in_order = deque(key for key in self._in_order if key not in keys)
+            for key in keys:
+                del self.remembered[key], self._tenants[key]
+            self.states[DeliveryState.DONE] -= len(keys)
+        return len(keys)
 
     def forget_done(self, before: float) -> int:
         """Forget the deliveries that were done before that time; return their number."""

@@ -27,7 +27,7 @@ INDEX_EVERY = 512
 #: Characters of a subject or type that an index holds.
 INDEXED_CHARACTERS = 60
 
-_COLUMNS = {
+_ARRIVAL_COLUMNS = {
     "delivery_key": "text",
     "signer": "text",
     "type": "text",
@@ -39,16 +39,16 @@ _COLUMNS = {
     "raw": "bytea",
 }
 
-_ADD_WITH_SEQUENCE = Insert("arrival", {"sequence": "bigint", **_COLUMNS})
+_ADD_ON_SQLITE = Insert("arrival", {"sequence": "bigint", **_ARRIVAL_COLUMNS})
 
 # The sequence is given in the order of the rows.
-_ADD = f"""
+_ADD_ON_POSTGRESQL = f"""
 fresh AS (
     INSERT INTO arrival_key (delivery_key) SELECT delivery_key FROM brought ORDER BY number
     ON CONFLICT (delivery_key) DO NOTHING RETURNING delivery_key, sequence
 ), arrived AS (
-    INSERT INTO arrival (sequence, {", ".join(_COLUMNS)})
-    SELECT fresh.sequence, {", ".join(f"brought.{name}" for name in _COLUMNS)}
+    INSERT INTO arrival (sequence, {", ".join(_ARRIVAL_COLUMNS)})
+    SELECT fresh.sequence, {", ".join(f"brought.{name}" for name in _ARRIVAL_COLUMNS)}
     FROM fresh JOIN brought ON brought.delivery_key = fresh.delivery_key
 ), beside AS (
     INSERT INTO {{table}} (sequence, {{names}}) SELECT fresh.sequence, {{values}}
@@ -93,8 +93,8 @@ class Beside:
         self.by_callers, self.by_server = (
             Insert(
                 "arrival",
-                {**_COLUMNS, **columns},
-                instead=_ADD.format(table=table, names=names, values=", ".join(each)),
+                {**_ARRIVAL_COLUMNS, **columns},
+                instead=_ADD_ON_POSTGRESQL.format(table=table, names=names, values=", ".join(each)),
             )
             for each in (values, at)
         )
@@ -137,7 +137,7 @@ def add(
         sequences.append(last)
         arrived.append((last, *_values_of(each)))
         opened.append((last, *state))
-    tx.insert(_ADD_WITH_SEQUENCE, arrived)
+    tx.insert(_ADD_ON_SQLITE, arrived)
     tx.insert(beside.on_sqlite, opened)
     if last // INDEX_EVERY > before // INDEX_EVERY:
         index(tx, last)
@@ -211,18 +211,20 @@ def of_id(tx: SqlTransaction, webhook_id: str) -> list[int]:
 
 # One more than the last one ever, also where that was removed: who lists deliveries goes on after a
 # sequence, and must not miss one that has got it again.
-_LAST_ON_SQLITE = """
+_LAST_SEQUENCE_ON_SQLITE = """
 SELECT max(coalesce((SELECT max(sequence) FROM arrival), 0),
     (SELECT number FROM tally WHERE name = 'last'))
 """
 
 # The name is PostgreSQL's own, of the table and the column.
-_LAST = "SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM arrival_key_sequence_seq"
+_LAST_SEQUENCE = (
+    "SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM arrival_key_sequence_seq"
+)
 
 
 def last_sequence(tx: SqlTransaction) -> int:
     """Return the highest sequence that was ever given, 0 before the first one."""
-    row = tx.one(_LAST_ON_SQLITE if tx.dialect.is_sqlite else _LAST)
+    row = tx.one(_LAST_SEQUENCE_ON_SQLITE if tx.dialect.is_sqlite else _LAST_SEQUENCE)
     return 0 if row is None else int(row[0])
 
 

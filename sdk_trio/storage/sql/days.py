@@ -94,7 +94,7 @@ FROM day ORDER BY number DESC LIMIT 1
 """
 
 # Of two hosts, the second waits here for the first, and then makes nothing.
-_ADD = """
+_ADD_DAY = """
 INSERT INTO day (number, until) VALUES (:number, :number + 1)
 ON CONFLICT (number) DO NOTHING RETURNING number
 """
@@ -103,13 +103,13 @@ ON CONFLICT (number) DO NOTHING RETURNING number
 def make_next(tx: SqlTransaction, now: float) -> None:
     """Make the partitions of the next day if the current one began on an earlier date (UTC)."""
     number, is_over = tx.one(_IS_OVER, now=now) or (0, False)
-    if is_over and tx.one(_ADD, number=number + 1) is not None:
+    if is_over and tx.one(_ADD_DAY, number=number + 1) is not None:
         for statement in make_day(number + 1):
             tx.run(statement)
 
 
 _UNOPENED = "SELECT number FROM day WHERE opened_at IS NULL ORDER BY number LIMIT 1 FOR UPDATE"
-_OPEN = "UPDATE day SET opened_at = clock() WHERE number = :number"
+_OPEN_DAY = "UPDATE day SET opened_at = clock() WHERE number = :number"
 _MOVE = "SELECT setval('arrival_key_sequence_seq', :last)"
 
 
@@ -123,7 +123,7 @@ def open_next(tx: SqlTransaction, now: float) -> None:
     if row is None:
         return
     (number,) = row
-    tx.run(_OPEN, number=number, now=now)
+    tx.run(_OPEN_DAY, number=number, now=now)
     if arrivals.last_sequence(tx) < number << DAY_BITS:
         tx.one(_MOVE, last=number << DAY_BITS)
 
@@ -207,7 +207,7 @@ INSERT INTO {left} SELECT {table}.* FROM (
 
 _COUNT_DONE = "UPDATE node SET done = done - :dropped, changes = changes + 1 WHERE id = ''"
 
-_FORGET = "DELETE FROM day WHERE number IN ints(:numbers)"
+_FORGET_DAYS = "DELETE FROM day WHERE number IN ints(:numbers)"
 _ADD_REST = "INSERT INTO day VALUES (:number, :until, :opened_at, true)"
 
 
@@ -247,7 +247,7 @@ def drop(tx: SqlTransaction, day: Day, rest: Day | None, before: float) -> int:
             tx.run(attach_day(table, numbers[0], day.until))
         else:
             tx.run(f"DROP TABLE {_left(table, old)}")
-    tx.run(_FORGET, numbers=numbers)
+    tx.run(_FORGET_DAYS, numbers=numbers)
     if arrived:
         opened_at = old[0].opened_at
         tx.run(_ADD_REST, number=numbers[0], until=day.until, opened_at=opened_at)

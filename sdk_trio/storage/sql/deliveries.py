@@ -1,11 +1,35 @@
 """Deliveries: admission, runs and their outcomes, replay, retention.
 
+A delivery has a row in ``arrival``, from its admission until the retention removes it, and a row in
+either ``work`` or ``ended``:
+
+========  ======  =========================================  ===================================
+state     table   columns                                    moved on by
+========  ======  =========================================  ===================================
+received  work    ``queued``; a lease if a process has       a worker's start (:func:`start_all`)
+                  claimed it
+running   work    a lease, ``started_at``; ``attempts``      its outcome (:func:`finish`), or the
+                  counts this run                            end of its lease (``sql/leases.py``)
+retrying  work    ``last_error``, ``failed_at``;             a worker's start when it is due; if
+                  ``next_attempt_at`` if ``queued``          not ``queued``, a redelivery
+dead      work    ``finished_at``, ``last_error``            :func:`replay`; a redelivery, unless
+                                                             a process ended in one of its runs
+parked    work    ``last_error``: the reason                 :func:`replay`, a redelivery, the
+                                                             retention
+done      ended   ``finished_at``; no column has the state   the retention, :func:`repeat`
+========  ======  =========================================  ===================================
+
+``queued`` says who runs the delivery next. True: our workers do, so polls find it. False: the
+request that brought it runs it (the inline path), or it is dead or parked; if its inline run
+failed, the sender's redelivery is its retry. A ``running`` inline delivery whose process ended
+becomes queued, because no sender may come again.
+
 Functions of a transaction; :class:`Inbox` describes what each means. A run is named by its
 :class:`Lease`: an outcome changes nothing if the lease's token is not the one in the row. Only a
 ``retrying`` row has ``next_attempt_at``, and only a leased row has ``lease_owner``.
 
-Several processes write at once to PostgreSQL. A statement that decides by the state of a row and
-changes it is one statement, or has locked the row before.
+Several processes write at once to PostgreSQL. Each decision by the state of a row, and the change
+that follows, are one statement, or the row was locked before.
 """
 
 import hashlib
@@ -41,7 +65,7 @@ from ..admission import (
 )
 from . import arrivals
 from .dialect import Insert, SqlTransaction
-from .schema import UNFINISHED
+from .schema import unfinished
 
 
 class Lease(msgspec.Struct, frozen=True, gc=False):
@@ -77,7 +101,7 @@ def lane_of(delivery_ordered: bool, tenant_id: str | None, subject: str | None) 
 
 # -- admission ---------------------------------------------------------------------------------
 
-_WORK = arrivals.Beside(
+_BESIDE_WORK = arrivals.Beside(
     "work",
     {
         "state": "text",
@@ -110,7 +134,7 @@ FROM arrival LEFT JOIN work ON work.sequence = arrival.sequence
 WHERE arrival.sequence = :sequence
 """
 
-_LOCK = "SELECT 1 FROM arrival WHERE sequence = :sequence FOR NO KEY UPDATE"
+_LOCK_ARRIVAL = "SELECT 1 FROM arrival WHERE sequence = :sequence FOR NO KEY UPDATE"
 _LOCK_WORK = "SELECT 1 FROM work WHERE sequence = :sequence FOR UPDATE"
 
 _READMIT = """
@@ -209,7 +233,7 @@ def _open(
         )
     new = [each.delivery for each in arriving]
     leased = all(each.token is not None for each in arriving)
-    sequences = arrivals.add(tx, new, _WORK, rows, surely_new=surely_new, complete=leased)
+    sequences = arrivals.add(tx, new, _BESIDE_WORK, rows, surely_new=surely_new, complete=leased)
     pairs = zip(arriving, sequences, strict=True)
     if any(sequence is not None and each.token is None for each, sequence in pairs):
         tx.note_change()
@@ -245,7 +269,7 @@ def _admit_known(
         rule = rules[standing_of(known, now=now, dedup_seconds=terms.dedup_seconds)]
         if rule.change is Change.NOTHING or sequence == locked:
             break
-        tx.one(_LOCK, sequence=sequence)
+        tx.one(_LOCK_ARRIVAL, sequence=sequence)
         tx.one(_LOCK_WORK, sequence=sequence)
         locked = sequence
     else:
@@ -356,13 +380,13 @@ def _keep_other(tx: SqlTransaction, sequence: int, delivery: NewDelivery) -> Non
 
 # A start that is repeated, because its commit is unknown, counts once. So does one that comes with
 # an outcome which is recorded already: that has ended the lease.
-_START = f"""
+_START_RUN = f"""
 UPDATE work SET state = 'running', attempts = attempts
         + CASE WHEN state = 'running' AND lease_token = :token THEN 0 ELSE 1 END,
     started_at = :now, ran_alone = :alone, next_attempt_at = NULL,
     lease_owner = :owner, lease_token = :token, lease_until = clock() + :seconds
-WHERE sequence = :sequence AND {UNFINISHED}
-    AND (lease_token = :token OR NOT CAST(:brought AS boolean)
+WHERE sequence = :sequence AND {unfinished()}
+    AND (lease_token = :token OR NOT CAST(:with_outcome AS boolean)
     AND (lease_owner IS NULL OR lease_owner = :owner OR lease_until <= clock()))
     AND (lane IS NULL OR NOT EXISTS (
         SELECT 1 FROM work AS other WHERE other.lane = work.lane AND other.queued
@@ -374,15 +398,15 @@ RETURNING sequence
 class RunStart(msgspec.Struct, frozen=True, gc=False):
     """The start of a run: its delivery, the token of its lease, when, and whether it is alone.
 
-    ``brought``: it comes with the outcome, and changes nothing without the lease. Else it takes the
-    lease, unless another owner has it.
+    ``with_outcome``: it is recorded together with the outcome of its run, and changes nothing
+    without the lease. Otherwise it takes the lease, unless another owner has it.
     """
 
     sequence: int
     token: int
     now: float
     alone: bool = False
-    brought: bool = False
+    with_outcome: bool = False
 
 
 def start_all(tx: SqlTransaction, terms: LeaseTerms, starts: Sequence[RunStart]) -> list[bool]:
@@ -393,15 +417,15 @@ def start_all(tx: SqlTransaction, terms: LeaseTerms, starts: Sequence[RunStart])
             "token": each.token,
             "now": each.now,
             "alone": each.alone,
-            "brought": each.brought,
+            "with_outcome": each.with_outcome,
             "owner": terms.owner,
             "seconds": terms.lease_seconds,
         }
         for each in starts
     ]
     if len(values) == 1:
-        return [bool(tx.complete(_START, **values[0]))]
-    return [row is not None for row in tx.each(_START, values)]
+        return [bool(tx.complete(_START_RUN, **values[0]))]
+    return [row is not None for row in tx.each(_START_RUN, values)]
 
 
 class RunEnd(msgspec.Struct, frozen=True, gc=False):
@@ -417,7 +441,7 @@ class RunEnd(msgspec.Struct, frozen=True, gc=False):
 # name pairs.
 _TAKE_OUT = f"""
 DELETE FROM work
-WHERE sequence IN ints(:sequences) AND lease_token IN ints(:tokens) AND {UNFINISHED}
+WHERE sequence IN ints(:sequences) AND lease_token IN ints(:tokens) AND {unfinished()}
 RETURNING sequence, state, queued, attempts, earlier_attempts, process_ends, ran_alone,
     generation, started_at, last_error
 """
@@ -429,7 +453,7 @@ WITH brought AS (
         CAST(:times AS float8[]), CAST(:begun AS float8[])) AS run (sequence, token, now, begun)
 ), taken AS (
     DELETE FROM work USING brought
-    WHERE work.sequence = brought.sequence AND lease_token = brought.token AND {UNFINISHED}
+    WHERE work.sequence = brought.sequence AND lease_token = brought.token AND {unfinished()}
     RETURNING work.*, now, begun,
         CASE WHEN begun IS NULL OR state = 'running' THEN 0 ELSE 1 END AS uncounted
 ), added AS (
@@ -459,7 +483,7 @@ _ADD_ENDED = Insert(
     },
 )
 
-_FIRST_END = arrivals.Beside(
+_BESIDE_ENDED = arrivals.Beside(
     "ended",
     {
         "queued": "boolean",
@@ -535,7 +559,7 @@ def add_done(
     """
     new = [run.delivery for run in runs]
     rows = [(False, 1, float(run.delivery.received_at), run.finished_at) for run in runs]
-    sequences = arrivals.add(tx, new, _FIRST_END, rows, surely_new=surely_new)
+    sequences = arrivals.add(tx, new, _BESIDE_ENDED, rows, surely_new=surely_new)
     if added := sum(sequence is not None for sequence in sequences):
         tx.note_change(done=added)
     for run, sequence in zip(runs, sequences, strict=True):
@@ -562,21 +586,21 @@ def record_run(
             end_all(tx, terms, [RunEnd(known, token, now)])
 
 
-_OURS = f"sequence = :sequence AND lease_token = :token AND {UNFINISHED}"
+_HAS_LEASE = f"sequence = :sequence AND lease_token = :token AND {unfinished()}"
 
 _FAIL = f"""
 UPDATE work SET state = :state, queued = :queued, next_attempt_at = due(:at),
     failed_at = CASE WHEN CAST(:finished_at AS float8) IS NULL THEN clock() END,
     finished_at = :finished_at, last_error = :error,
     lease_owner = NULL, lease_token = NULL, lease_until = NULL
-WHERE {_OURS} RETURNING attempts, started_at
+WHERE {_HAS_LEASE} RETURNING attempts, started_at
 """
 
 _RELEASE_RUN = f"""
 UPDATE work SET attempts = attempts - CASE WHEN state = 'running' THEN 1 ELSE 0 END,
     state = 'received', started_at = NULL, next_attempt_at = NULL,
     lease_owner = NULL, lease_token = NULL, lease_until = NULL
-WHERE {_OURS}
+WHERE {_HAS_LEASE}
 """
 
 _POSTPONE = f"""
@@ -584,19 +608,19 @@ UPDATE work SET attempts = attempts - CASE WHEN state = 'running' THEN 1 ELSE 0 
     state = 'retrying', queued = true, started_at = NULL, next_attempt_at = due(:at),
     failed_at = clock(), last_error = :reason,
     lease_owner = NULL, lease_token = NULL, lease_until = NULL
-WHERE {_OURS}
+WHERE {_HAS_LEASE}
 """
 
 _PARK = f"""
 UPDATE work SET state = 'parked', queued = false, next_attempt_at = NULL,
     last_error = coalesce(:reason, last_error),
     lease_owner = NULL, lease_token = NULL, lease_until = NULL
-WHERE {_OURS}
+WHERE {_HAS_LEASE}
 """
 
-_JOIN = f"UPDATE work SET ran_alone = false WHERE {_OURS}"
+_JOIN = f"UPDATE work SET ran_alone = false WHERE {_HAS_LEASE}"
 
-_RUN_OF = f"SELECT attempts, started_at FROM work WHERE {_OURS} FOR UPDATE"
+_RUN_OF = f"SELECT attempts, started_at FROM work WHERE {_HAS_LEASE} FOR UPDATE"
 
 _ADD_ATTEMPT = """
 INSERT INTO attempt (sequence, number, started_at, finished_at, error, place, traceback)
@@ -719,7 +743,7 @@ RETURNING sequence
 """
 
 # Locked first, as one that is being removed must not come back.
-_LOCK_ALL = """
+_LOCK_ARRIVALS = """
 SELECT sequence FROM arrival WHERE sequence IN ints(:sequences) ORDER BY sequence
 FOR NO KEY UPDATE
 """
@@ -763,7 +787,7 @@ def repeat(tx: SqlTransaction, keys: Sequence[str]) -> list[str]:
     """Put done deliveries back, each as its next generation; return the keys that were."""
     keys = list(dict.fromkeys(keys))
     sequences = arrivals.find(tx, keys)
-    locked = [row[0] for row in tx.all(_LOCK_ALL, sequences=list(sequences.values()))]
+    locked = [row[0] for row in tx.all(_LOCK_ARRIVALS, sequences=list(sequences.values()))]
     locked = [row[0] for row in tx.all(_LOCK_ENDED, sequences=locked)]
     # Again, behind the locks: the retention removes the keys of a day before its rows.
     sequences = arrivals.find(tx, keys)
@@ -784,6 +808,13 @@ def repeat(tx: SqlTransaction, keys: Sequence[str]) -> list[str]:
 
 
 # -- retention ---------------------------------------------------------------------------------
+
+# As redelivery and replay do, retention locks the row of `arrival` before any other. It skips what
+# they have locked: that is not old any more, or the next pass finds it.
+_LOCK_FREE_ARRIVALS = """
+SELECT sequence FROM arrival WHERE sequence IN ints(:sequences) ORDER BY sequence
+FOR UPDATE SKIP LOCKED
+"""
 
 _STILL_DONE = """
 SELECT sequence FROM ended WHERE sequence IN ints(:sequences) AND finished_at < :before
@@ -806,7 +837,7 @@ def delete_bodies(tx: SqlTransaction, sequences: Sequence[int], before: float) -
     A reader found them outside of this transaction: one may have been put back meanwhile. Other
     bodies under their keys are deleted with them.
     """
-    old = [row[0] for row in tx.all(_STILL_DONE, sequences=list(sequences), before=before)]
+    old = _lock_old(tx, sequences, _STILL_DONE, before=before)
     dropped = tx.run(_DROP_BODIES, sequences=old)
     tx.run("DELETE FROM evidence WHERE sequence IN ints(:sequences)", sequences=old)
     return dropped
@@ -814,19 +845,25 @@ def delete_bodies(tx: SqlTransaction, sequences: Sequence[int], before: float) -
 
 def delete_done(tx: SqlTransaction, sequences: Sequence[int], before: float) -> int:
     """Delete those that are still done, and were before that time; count them."""
-    return arrivals.remove(
-        tx, [row[0] for row in tx.all(_STILL_DONE, sequences=list(sequences), before=before)]
-    )
+    return arrivals.remove(tx, _lock_old(tx, sequences, _STILL_DONE, before=before))
 
 
 def delete_parked(tx: SqlTransaction, sequences: Sequence[int], before: float) -> int:
     """Delete those that are still parked; count them. ``before`` was asked by the reader."""
-    return arrivals.remove(tx, [row[0] for row in tx.all(_STILL_PARKED, sequences=list(sequences))])
+    return arrivals.remove(tx, _lock_old(tx, sequences, _STILL_PARKED))
+
+
+def _lock_old(tx: SqlTransaction, sequences: Sequence[int], still: str, **values: Any) -> list[int]:
+    numbers = list(sequences)
+    if not tx.dialect.is_sqlite:
+        numbers = [row[0] for row in tx.all(_LOCK_FREE_ARRIVALS, sequences=numbers)]
+    # A statement of its own: it sees what was committed before the locks were taken.
+    return [row[0] for row in tx.all(still, sequences=numbers, **values)]
 
 
 _STILL_OWNED = """
 SELECT sequence FROM arrival WHERE sequence IN ints(:sequences) AND tenant_id = :tenant_id
-FOR UPDATE
+ORDER BY sequence FOR UPDATE
 """
 
 _EVIDENCE_OF = """
@@ -847,16 +884,16 @@ def erase_evidence(tx: SqlTransaction, tenant_id: str, limit: int) -> int:
 
 # -- checkpoints -------------------------------------------------------------------------------
 
-_KEEP = """
+_KEEP_CHECKPOINT = """
 INSERT INTO checkpoint (name, value) VALUES (:name, :value)
 ON CONFLICT (name) DO UPDATE SET value = excluded.value
 """
 
-_KEEP_FIRST = """
+_KEEP_FIRST_CHECKPOINT = """
 INSERT INTO checkpoint (name, value) VALUES (:name, :value) ON CONFLICT (name) DO NOTHING
 """
 
-_FORGET = "DELETE FROM checkpoint WHERE name = :name"
+_FORGET_CHECKPOINT = "DELETE FROM checkpoint WHERE name = :name"
 
 
 def write_checkpoint(
@@ -864,6 +901,6 @@ def write_checkpoint(
 ) -> None:
     """Keep ``value`` under ``name``, with ``once`` unless one is kept there; None forgets it."""
     if value is None:
-        tx.run(_FORGET, name=name)
+        tx.run(_FORGET_CHECKPOINT, name=name)
     else:
-        tx.run(_KEEP_FIRST if once else _KEEP, name=name, value=value)
+        tx.run(_KEEP_FIRST_CHECKPOINT if once else _KEEP_CHECKPOINT, name=name, value=value)

@@ -149,11 +149,11 @@ class Reads(Protocol):
 
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]\w*)")
 _LIST = re.compile(r"IN (ints|texts)\(:(\w+)\)")
-_LOCK = re.compile(r"\s+FOR (?:NO KEY )?UPDATE(?: OF \w+)?(?: SKIP LOCKED)?")
-_DUE = re.compile(r"\bdue\(([^()]+)\)")
-_LOCAL = re.compile(r"\blocal\(([^()]+)\)")
-_CLOCK = re.compile(r"\bclock\(\)")
-_COUNTED = re.compile(r",\s*counted\((\w+), ([01])\)")
+_LOCK_CLAUSE = re.compile(r"\s+FOR (?:NO KEY )?UPDATE(?: OF \w+)?(?: SKIP LOCKED)?")
+_DUE_CALL = re.compile(r"\bdue\(([^()]+)\)")
+_LOCAL_CALL = re.compile(r"\blocal\(([^()]+)\)")
+_CLOCK_CALL = re.compile(r"\bclock\(\)")
+_COUNTED_CALL = re.compile(r",\s*counted\((\w+), ([01])\)")
 
 # The row of this open store, by which the other ones notice a change.
 _COUNT = r""", counted AS (
@@ -194,23 +194,23 @@ class Dialect:
             lists = tuple(name for _, name in _LIST.findall(statement))
             text = self._with_times(statement)
             read = self._for_sqlite if self.is_sqlite else self._for_postgresql
-            alone = read(_COUNTED.sub(_COUNT, text)) if _COUNTED.search(text) else None
-            translated = Statement(read(_COUNTED.sub("", text)), lists, alone)
+            alone = read(_COUNTED_CALL.sub(_COUNT, text)) if _COUNTED_CALL.search(text) else None
+            translated = Statement(read(_COUNTED_CALL.sub("", text)), lists, alone)
             self._translated[statement] = translated
         return translated
 
     def _with_times(self, statement: str) -> str:
         if self.server_clock:
             shifted = rf"({SERVER_TIME} + (CAST(\1 AS float8) - {_CALLER_TIME}))"
-            statement = _DUE.sub(shifted, statement)
-            statement = _LOCAL.sub(rf"({_CALLER_TIME} + (\1 - {SERVER_TIME}))", statement)
-            return _CLOCK.sub(SERVER_TIME, statement)
-        statement = _LOCAL.sub(r"\1", _DUE.sub(r"CAST(\1 AS float8)", statement))
-        return _CLOCK.sub(_CALLER_TIME, statement)
+            statement = _DUE_CALL.sub(shifted, statement)
+            statement = _LOCAL_CALL.sub(rf"({_CALLER_TIME} + (\1 - {SERVER_TIME}))", statement)
+            return _CLOCK_CALL.sub(SERVER_TIME, statement)
+        statement = _LOCAL_CALL.sub(r"\1", _DUE_CALL.sub(r"CAST(\1 AS float8)", statement))
+        return _CLOCK_CALL.sub(_CALLER_TIME, statement)
 
     def _for_sqlite(self, statement: str) -> str:
         statement = _LIST.sub(r"IN (SELECT value FROM json_each(:\2))", statement)
-        return _LOCK.sub("", statement)
+        return _LOCK_CLAUSE.sub("", statement)
 
     def _for_postgresql(self, statement: str) -> str:
         statement = _LIST.sub(

@@ -19,13 +19,14 @@ from typing import Any, Final
 
 import msgspec
 
+from ...base import clock
 from ...records.deliveries import PROCESS_ENDED, DeliveryState, Due, Renewed
 from ..admission import CLOCK_SLACK_SECONDS, LeaseTerms
 from ..term import TermEndedError
 from .deliveries import Lease
 from .dialect import SqlTransaction
 from .reads import by_sequence
-from .schema import UNFINISHED
+from .schema import unfinished
 
 #: The lanes of which one poll asks for the first delivery: 2 ms of work.
 LANES: Final = 200
@@ -42,17 +43,22 @@ new_token = partial(_tokens.getrandbits, 61)
 
 # -- claiming ------------------------------------------------------------------------------------
 
+
 # Written so that only the indexes of the lanes fit: a planner that knows nothing of the table would
 # otherwise read all of it. A later one of the lane may be leased: it was claimed before the earlier
 # one was put back, or was committed.
-_IS_FIRST = f"""
-(this.lane IS NULL OR (this.sequence = (
-    SELECT other.sequence FROM work AS other WHERE other.lane >= this.lane AND other.{UNFINISHED}
+def _is_first(this: str) -> str:
+    """Return SQL that says whether the row of ``work`` with this alias is the first of its lane."""
+    return f"""
+({this}.lane IS NULL OR ({this}.sequence = (
+    SELECT other.sequence FROM work AS other
+    WHERE other.lane >= {this}.lane AND {unfinished("other")}
     ORDER BY other.lane, other.sequence LIMIT 1
-) AND (this.lease_owner IS NOT NULL OR this.lane NOT IN (
+) AND ({this}.lease_owner IS NOT NULL OR {this}.lane NOT IN (
     SELECT other.lane FROM work AS other
     WHERE other.lane IS NOT NULL AND other.queued AND other.lease_owner IS NOT NULL))))
 """
+
 
 _IS_WAITING = "queued AND state = 'received' AND lease_owner IS NULL"
 
@@ -72,7 +78,8 @@ def _in_order(order: str = "sequence") -> str:
 
 def _first(which: str, *, order: str = "sequence") -> str:
     """Return SQL that finds and locks those which are first in their lanes."""
-    return f"SELECT sequence FROM work AS this WHERE {which} AND {_IS_FIRST} {_in_order(order)}"
+    first = _is_first("this")
+    return f"SELECT sequence FROM work AS this WHERE {which} AND {first} {_in_order(order)}"
 
 
 # An order that the primary key does not have: in the order of that key, a planner reads all rows
@@ -81,31 +88,31 @@ _SORTED = "sequence + 0"
 
 
 # Deliveries without a lane, which wait for no other one.
-_WAITING = f"""
+_FIND_WAITING = f"""
 SELECT sequence FROM work WHERE {_IS_WAITING} AND lane IS NULL {_in_order("lane, sequence")}
 """
 # Not in the words of the index of the waiting ones: PostgreSQL would read all of that rather than
 # look for each by the primary key.
-_IN_LANES = _first(
+_FIND_IN_LANES = _first(
     "sequence IN ints(:firsts) AND queued AND state = 'received' AND coalesce(lease_owner, '') = ''"
 )
-_RETRYING = _first(f"{_IS_RETRYING} AND next_attempt_at <= clock()", order=_SORTED)
+_FIND_RETRYING = _first(f"{_IS_RETRYING} AND next_attempt_at <= clock()", order=_SORTED)
 # Also those that are not first: their leases keep the first one waiting, and no one renews them.
-_EXPIRED = f"""
-SELECT sequence, state, {_IS_FIRST} AS is_first FROM work AS this
-WHERE {_HAS_EXPIRED} AND queued AND {UNFINISHED} {_in_order(_SORTED)}
+_FIND_EXPIRED = f"""
+SELECT sequence, state, {_is_first("this")} AS is_first FROM work AS this
+WHERE {_HAS_EXPIRED} AND queued AND {unfinished()} {_in_order(_SORTED)}
 """
 
 # One that is asked for may be ours already.
-_SUSPECTS = _first(
+_FIND_SUSPECTS = _first(
     "process_ends > 0 AND state = 'received' AND queued "
     "AND (lease_owner IS NULL OR lease_owner = :owner)"
 )
 
 # All kinds in one statement, which is one round trip.
-_DUE = f"""
-WITH waiting AS ({_WAITING}), in_lanes AS ({_IN_LANES}), retrying AS ({_RETRYING}),
-    expired AS ({_EXPIRED})
+_FIND_DUE = f"""
+WITH waiting AS ({_FIND_WAITING}), in_lanes AS ({_FIND_IN_LANES}), retrying AS ({_FIND_RETRYING}),
+    expired AS ({_FIND_EXPIRED})
 SELECT sequence, NULL, true FROM waiting UNION ALL SELECT sequence, NULL, true FROM in_lanes
 UNION ALL SELECT sequence, NULL, true FROM retrying
 UNION ALL SELECT sequence, state, is_first FROM expired
@@ -127,7 +134,7 @@ UNION ALL SELECT NULL, NULL, (SELECT min(local(next_attempt_at)) FROM work
     WHERE {_IS_RETRYING} AND next_attempt_at > clock())
 """
 
-_CLAIM = """
+_LEASE_DELIVERIES = """
 UPDATE work SET lease_owner = :owner, lease_token = :token + sequence,
     lease_until = clock() + :seconds,
     failed_at = CASE WHEN sequence IN ints(:expired) THEN coalesce(failed_at, 0)
@@ -177,7 +184,7 @@ def claim_due(
     (next_due_at,) = (at for lane, _, at in rows if lane is None)
     end = max(lanes) if len(lanes) == LANES else b""
     found = tx.all(
-        _DUE,
+        _FIND_DUE,
         # One more than wanted tells whether there are more.
         limit=limit + 1,
         firsts=[*lanes.values()],
@@ -197,7 +204,7 @@ def claim_due(
     running += [sequence for sequence, state, _ in blocking if state == "running"]
     _cut_short(tx, terms, running, sole=False)
     if blocking:
-        tx.run(_FREE, sequences=[row[0] for row in blocking])
+        tx.run(_FREE_LEASES, sequences=[row[0] for row in blocking])
         tx.note_change()
     claimed = _claim(tx, terms, chosen, expired, now)
     left = place.left or len(found) > limit
@@ -214,7 +221,7 @@ def _claim(
     token = new_token()
     rows: dict[int, Any] = dict(
         tx.all(
-            _CLAIM,
+            _LEASE_DELIVERIES,
             sequences=sequences,
             expired=expired,
             token=token,
@@ -235,7 +242,7 @@ def _claim(
 
 def claim_suspects(tx: SqlTransaction, terms: LeaseTerms, *, limit: int, now: float) -> Claimed:
     """Claim deliveries that ran when a process ended, oldest arrival first."""
-    found = tx.all(_SUSPECTS, limit=limit, owner=terms.owner)
+    found = tx.all(_FIND_SUSPECTS, limit=limit, owner=terms.owner)
     return _claim(tx, terms, [sequence for (sequence,) in found], [], now)
 
 
@@ -243,12 +250,14 @@ def claim_suspects(tx: SqlTransaction, terms: LeaseTerms, *, limit: int, now: fl
 
 # A handler whose effects are one transaction with the end of its event has locked the row, and no
 # one else takes it. To wait for such a row would hold up every commit of this process.
-_OURS = f"""
+_LEASED_BY_US = f"""
 SELECT work.sequence, work.lease_token FROM work
-WHERE lease_owner = :owner AND {UNFINISHED} FOR NO KEY UPDATE SKIP LOCKED
+WHERE lease_owner = :owner AND {unfinished()} FOR NO KEY UPDATE SKIP LOCKED
 """
 
-_RENEW = "UPDATE work SET lease_until = clock() + :seconds WHERE sequence IN ints(:sequences)"
+_RENEW_LEASES = (
+    "UPDATE work SET lease_until = clock() + :seconds WHERE sequence IN ints(:sequences)"
+)
 
 # The run was never begun, or its end could not be recorded: the attempt does not count.
 _GIVE_UP = """
@@ -261,10 +270,10 @@ WHERE sequence IN ints(:sequences)
 
 _HELD_BY_OTHERS = f"""
 SELECT sequence FROM work
-WHERE sequence IN ints(:sequences) AND lease_owner <> :owner AND {UNFINISHED}
+WHERE sequence IN ints(:sequences) AND lease_owner <> :owner AND {unfinished()}
 """
 
-_RELEASE = """
+_RELEASE_LEASES = """
 UPDATE work SET lease_owner = NULL, lease_token = NULL, lease_until = NULL
 WHERE sequence IN ints(:sequences) AND lease_token IN ints(:tokens)
     AND state IN ('received', 'retrying')
@@ -284,12 +293,12 @@ def renew(
 
     ``leases`` are those of runs, by key; one that another owner has is reported as lost.
     """
-    ours = tx.all(_OURS, owner=terms.owner)
+    ours = tx.all(_LEASED_BY_US, owner=terms.owner)
     kept = [sequence for sequence, token in ours if token in tokens]
     stray = [sequence for sequence, token in ours if token not in tokens]
     if kept:
         # Not a change that others have to look for.
-        tx.run(_RENEW, sequences=kept, seconds=terms.lease_seconds, now=now)
+        tx.run(_RENEW_LEASES, sequences=kept, seconds=terms.lease_seconds, now=now)
     if stray:
         tx.run(_GIVE_UP, sequences=stray)
         tx.note_change()
@@ -305,7 +314,7 @@ def renew(
 def release(tx: SqlTransaction, leases: Sequence[Lease]) -> frozenset[int]:
     """Give up those leases whose run was never started; return the sequences of these."""
     sequences, tokens = [each.sequence for each in leases], [each.token for each in leases]
-    released = tx.all(_RELEASE, sequences=sequences, tokens=tokens)
+    released = tx.all(_RELEASE_LEASES, sequences=sequences, tokens=tokens)
     if released:
         tx.note_change()
     return frozenset(sequence for (sequence,) in released)
@@ -313,29 +322,29 @@ def release(tx: SqlTransaction, leases: Sequence[Lease]) -> frozenset[int]:
 
 # -- taking over ---------------------------------------------------------------------------------
 
-_OF_OTHERS = f"""
+_LEASED_BY_OTHERS = f"""
 SELECT sequence, state FROM work
-WHERE {UNFINISHED} AND lease_owner IS NOT NULL AND lease_owner <> :owner
+WHERE {unfinished()} AND lease_owner IS NOT NULL AND lease_owner <> :owner
     AND (NOT CAST(:shared AS boolean) OR ({_HAS_EXPIRED}) OR lease_owner = :dead
         OR substr(lease_owner, 1, length(:dead) + 1) = :dead || '.')
 FOR UPDATE SKIP LOCKED
 """
 
-_OF_OWNER = f"""
+_LEASED_BY_OWNER = f"""
 SELECT sequence, state, process_ends FROM work
-WHERE {UNFINISHED} AND lease_owner = :owner FOR UPDATE
+WHERE {unfinished()} AND lease_owner = :owner FOR UPDATE
 """
 
 # The first start of a delivery is not waited for, so its process may have ended in that run without
 # a trace. Whoever takes the lease of a process that is gone says so by a time of failure in 1970:
 # that delivery's next start is waited for and counted (docs/adr/0047).
-_FREE = """
+_FREE_LEASES = """
 UPDATE work SET lease_owner = NULL, lease_token = NULL, lease_until = NULL,
     failed_at = coalesce(failed_at, 0)
 WHERE sequence IN ints(:sequences)
 """
 
-_LEAVE = """
+_LEAVE_TO_HEIR = """
 UPDATE work SET lease_owner = :heir, lease_token = NULL, lease_until = clock() + :seconds,
     failed_at = coalesce(failed_at, 0)
 WHERE sequence IN ints(:sequences)
@@ -374,35 +383,35 @@ def recover(tx: SqlTransaction, terms: LeaseTerms, *, dead: str | None = None) -
     In a shared store those that have expired, and those of ``dead`` and of its processes.
     """
     held = tx.all(
-        _OF_OTHERS,
+        _LEASED_BY_OTHERS,
         owner=terms.owner,
         shared=terms.shared,
         dead=dead or "",
         seconds=terms.lease_seconds,
-        now=0.0,
+        now=clock.wall(),
     )
     running = [sequence for sequence, state in held if state == "running"]
     # If the dead process held nothing else, this run has ended it, and needs no quarantine to prove
     # that (ADR 23).
     _cut_short(tx, terms, running, sole=len(held) == 1)
     if held:
-        tx.run(_FREE, sequences=[sequence for sequence, _ in held])
+        tx.run(_FREE_LEASES, sequences=[sequence for sequence, _ in held])
         tx.note_change()
     return len(held)
 
 
 def take_over(tx: SqlTransaction, terms: LeaseTerms, owner: str, *, heir: str, now: float) -> int:
     """Take away the leases of ``owner``; its runs are left to ``heir``. Return how many."""
-    held = tx.all(_OF_OWNER, owner=owner)
+    held = tx.all(_LEASED_BY_OWNER, owner=owner)
     running = [sequence for sequence, state, _ in held if state == "running"]
     _cut_short(tx, terms, running, sole=len(held) == 1)
     # One that the dead owner was left itself, and has not tried yet, goes on to its heir.
     suspects = [row[0] for row in held if row[1] == "running" or row[2]]
     others = [row[0] for row in held if row[0] not in suspects]
     if others:
-        tx.run(_FREE, sequences=others)
+        tx.run(_FREE_LEASES, sequences=others)
     if suspects:
-        tx.run(_LEAVE, sequences=suspects, heir=heir, seconds=terms.lease_seconds, now=now)
+        tx.run(_LEAVE_TO_HEIR, sequences=suspects, heir=heir, seconds=terms.lease_seconds, now=now)
     if held:
         tx.note_change()
     return len(held)

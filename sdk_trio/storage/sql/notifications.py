@@ -27,13 +27,13 @@ from ..admission import LeaseTerms
 from .deliveries import write_checkpoint
 from .dialect import Insert, SqlTransaction
 from .methods import SqlPart, committed, committed_by_owner, on_reader
-from .schema import NOTIFICATION_OPEN
+from .schema import sendable
 from .tenants import TRANSITION_COLUMNS, settled, transition_of
 
 #: Messages that one transaction of the retention removes.
 PURGE_CHUNK = 500
 
-_COLUMNS = (
+_MESSAGE_COLUMNS = (
     "state",
     "repeatable",
     "attempts",
@@ -46,12 +46,13 @@ _COLUMNS = (
 )
 
 _SELECT = f"""
-SELECT notification.sequence, channel, {", ".join(f"notification.{name}" for name in _COLUMNS)},
+SELECT notification.sequence, channel,
+    {", ".join(f"notification.{name}" for name in _MESSAGE_COLUMNS)},
     {", ".join(f"outbox.{name}" for name in TRANSITION_COLUMNS)}
 FROM notification JOIN outbox ON outbox.sequence = notification.sequence
 """
 
-_ONE = "sequence = :sequence AND channel = :channel"
+_IS_MESSAGE = "notification.sequence = :sequence AND notification.channel = :channel"
 
 _IS_DUE = """
 (lease_owner IS NULL AND (state = 'pending'
@@ -61,7 +62,7 @@ OR lease_owner IS NOT NULL AND lease_until <= clock())
 
 _HAS_DUE = f"""
 SELECT EXISTS (SELECT 1 FROM notification
-    WHERE {NOTIFICATION_OPEN} AND channel = :channel AND {_IS_DUE})
+    WHERE {sendable()} AND channel = :channel AND {_IS_DUE})
 """
 
 
@@ -86,7 +87,7 @@ def look(tx: SqlTransaction, channels: Mapping[str, bool], *, now: float) -> Loo
 
 def get(tx: SqlTransaction, id: NotificationId) -> NotificationRecord | None:
     """Return one message with its transition."""
-    row = tx.one(f"{_SELECT} WHERE notification.{_ONE}", **_key(id))
+    row = tx.one(f"{_SELECT} WHERE {_IS_MESSAGE}", **_key(id))
     return None if row is None else _record_of(row)
 
 
@@ -129,8 +130,8 @@ def counts(tx: SqlTransaction) -> dict[NotificationState, int]:
 
 
 def _record_of(row: tuple[Any, ...]) -> NotificationRecord:
-    end = 2 + len(_COLUMNS)
-    values = dict(zip(_COLUMNS, row[2:end], strict=True))
+    end = 2 + len(_MESSAGE_COLUMNS)
+    values = dict(zip(_MESSAGE_COLUMNS, row[2:end], strict=True))
     values["state"] = NotificationState(values["state"])
     values["repeatable"] = bool(values["repeatable"])
     return NotificationRecord(
@@ -140,12 +141,12 @@ def _record_of(row: tuple[Any, ...]) -> NotificationRecord:
 
 # -- new messages ------------------------------------------------------------------------------
 
-_NEXT_TRANSITIONS = """
+_TRANSITIONS_TO_ENLIST = """
 SELECT sequence, clock() - written_at, occurred_at FROM outbox
 WHERE sequence > :after ORDER BY sequence LIMIT :limit
 """
 
-_ADD = Insert(
+_ADD_MESSAGES = Insert(
     "notification",
     {
         "sequence": "bigint",
@@ -165,7 +166,7 @@ _SWITCH_ON = "UPDATE checkpoint SET value = :newest WHERE name = :name AND value
 _SKIP_OTHERS = f"""
 UPDATE notification SET state = 'skipped', reason = :reason, finished_at = :now,
     next_attempt_at = NULL
-WHERE {NOTIFICATION_OPEN} AND state IN ('pending', 'retrying') AND lease_owner IS NULL
+WHERE {sendable()} AND state IN ('pending', 'retrying') AND lease_owner IS NULL
     AND NOT (channel IN texts(:channels))
 """
 
@@ -186,7 +187,7 @@ def enlist(
     if reached is None:
         _set_first_position(tx)
         return Enlisted(0, skipped, more=False)
-    found = tx.all(_NEXT_TRANSITIONS, after=reached, limit=limit, now=now)
+    found = tx.all(_TRANSITIONS_TO_ENLIST, after=reached, limit=limit, now=now)
     transitions = settled(tx, found, reached)
     rows: list[tuple[Any, ...]] = []
     pending = 0
@@ -200,7 +201,7 @@ def enlist(
             pending += is_recent
             skipped += not is_recent
     if rows:
-        tx.insert(_ADD, rows)
+        tx.insert(_ADD_MESSAGES, rows)
     if transitions:
         write_checkpoint(tx, POSITION, str(reached))
         tx.note_change()
@@ -222,56 +223,56 @@ def switch_off(tx: SqlTransaction) -> None:
 
 # -- leases ------------------------------------------------------------------------------------
 
-_TAKE = f"""
+_FIND_DUE_MESSAGES = f"""
 SELECT sequence FROM notification
-WHERE {NOTIFICATION_OPEN} AND channel = :channel AND lease_owner IS NULL
+WHERE {sendable()} AND channel = :channel AND lease_owner IS NULL
     AND (state = 'pending' OR (state = 'retrying' AND next_attempt_at <= clock()))
 ORDER BY sequence LIMIT :limit FOR UPDATE SKIP LOCKED
 """
 
 _NEXT_DUE = f"""
 SELECT min(local(next_attempt_at)) FROM notification
-WHERE {NOTIFICATION_OPEN} AND channel = :channel AND state = 'retrying'
+WHERE {sendable()} AND channel = :channel AND state = 'retrying'
     AND lease_owner IS NULL AND next_attempt_at > clock()
 """
 
-_EXPIRED = "lease_owner IS NOT NULL AND lease_owner <> :owner AND lease_until <= clock()"
+_EXPIRED_MESSAGES = "lease_owner IS NOT NULL AND lease_owner <> :owner AND lease_until <= clock()"
 
-_FOREIGN = """
+_MESSAGES_OF_OTHERS = """
 lease_owner IS NOT NULL AND lease_owner <> :owner
     AND (NOT CAST(:shared AS boolean) OR lease_until <= clock())
 """
 
 # A message that was being sent may have arrived. It is sent again only where its receiver can tell
 # a repetition; else people decide.
-_FREE = f"""
+_FREE_MESSAGES = f"""
 UPDATE notification SET lease_owner = NULL, lease_until = NULL, next_attempt_at = NULL,
     state = CASE WHEN state = 'sending' AND NOT repeatable THEN 'unknown' ELSE 'pending' END,
     finished_at = CASE WHEN state = 'sending' AND NOT repeatable THEN CAST(:now AS float8) END,
     reason = CASE WHEN state = 'sending' AND NOT repeatable THEN :reason ELSE reason END
 WHERE (sequence, channel) IN (
-    SELECT sequence, channel FROM notification WHERE {NOTIFICATION_OPEN} AND {{which}}
+    SELECT sequence, channel FROM notification WHERE {sendable()} AND {{which}}
     FOR UPDATE SKIP LOCKED)
 RETURNING sequence, channel, state
 """
 
-_LEASE = f"""
+_LEASE_MESSAGE = f"""
 UPDATE notification SET lease_owner = :owner, lease_until = clock() + :seconds,
     next_attempt_at = NULL
-WHERE {_ONE}
+WHERE {_IS_MESSAGE}
 """
 
-_RELEASE = f"""
+_RELEASE_MESSAGES = f"""
 UPDATE notification SET lease_owner = NULL, lease_until = NULL, state = 'pending'
-WHERE {NOTIFICATION_OPEN} AND state IN ('pending', 'retrying') AND lease_owner = :owner
+WHERE {sendable()} AND state IN ('pending', 'retrying') AND lease_owner = :owner
 """
 
 # A message is named by its sequence and its channel.
 _IS_HELD = "CAST(sequence AS text) || ' ' || channel IN texts(:held)"
 
-_RENEW = f"""
+_RENEW_MESSAGES = f"""
 UPDATE notification SET lease_until = clock() + :seconds
-WHERE {NOTIFICATION_OPEN} AND lease_owner = :owner AND {_IS_HELD}
+WHERE {sendable()} AND lease_owner = :owner AND {_IS_HELD}
 """
 
 
@@ -280,18 +281,18 @@ def take_due(
 ) -> DueNotifications:
     """Lease due messages of one channel, oldest transition first."""
     values: dict[str, Any] = {"channel": channel, "owner": terms.owner, "now": now}
-    lost = _free(tx, f"channel = :channel AND {_EXPIRED}", **values).lost
-    found = [sequence for (sequence,) in tx.all(_TAKE, **values, limit=limit + 1)]
+    lost = _free(tx, f"channel = :channel AND {_EXPIRED_MESSAGES}", **values).lost
+    found = [sequence for (sequence,) in tx.all(_FIND_DUE_MESSAGES, **values, limit=limit + 1)]
     records = []
     for sequence in found[:limit]:
-        tx.run(_LEASE, **values, sequence=sequence, seconds=terms.lease_seconds)
+        tx.run(_LEASE_MESSAGE, **values, sequence=sequence, seconds=terms.lease_seconds)
         records.append(_record(tx, NotificationId(sequence, channel)))
     (next_due_at,) = tx.one(_NEXT_DUE, **values) or (None,)
     return DueNotifications(records, lost, len(found) > limit, next_due_at)
 
 
 def _free(tx: SqlTransaction, which: str, **values: Any) -> Recovered:
-    rows = tx.all(_FREE.format(which=which), **values, reason=CUT_OFF)
+    rows = tx.all(_FREE_MESSAGES.format(which=which), **values, reason=CUT_OFF)
     lost = [
         _record(tx, NotificationId(sequence, channel))
         for sequence, channel, state in sorted(rows)
@@ -311,13 +312,13 @@ def _record(tx: SqlTransaction, id: NotificationId) -> NotificationRecord:
 
 def release(tx: SqlTransaction, terms: LeaseTerms) -> None:
     """Give up leases of ours whose sending has not begun."""
-    if tx.run(_RELEASE, owner=terms.owner):
+    if tx.run(_RELEASE_MESSAGES, owner=terms.owner):
         tx.note_change()
 
 
 def recover(tx: SqlTransaction, terms: LeaseTerms, *, now: float) -> Recovered:
     """Take away the leases of other owners, in a shared store the expired ones."""
-    return _free(tx, _FOREIGN, owner=terms.owner, shared=terms.shared, now=now)
+    return _free(tx, _MESSAGES_OF_OTHERS, owner=terms.owner, shared=terms.shared, now=now)
 
 
 _NOT_HELD = f"lease_owner = :owner AND NOT ({_IS_HELD})"
@@ -328,39 +329,39 @@ def renew(
 ) -> Recovered:
     """Extend the leases of ours that are ``held``, and give up all others."""
     names = [f"{id.sequence} {id.channel}" for id in held]
-    tx.run(_RENEW, owner=terms.owner, held=names, seconds=terms.lease_seconds, now=now)
+    tx.run(_RENEW_MESSAGES, owner=terms.owner, held=names, seconds=terms.lease_seconds, now=now)
     return _free(tx, _NOT_HELD, owner=terms.owner, held=names, now=now)
 
 
 # -- attempts ----------------------------------------------------------------------------------
 
-_START = f"""
+_START_SENDING = f"""
 UPDATE notification SET state = 'sending', attempts = attempts + 1, started_at = :now,
     lease_until = clock() + :seconds, next_attempt_at = NULL
-WHERE {_ONE} AND lease_owner = :owner AND state IN ('pending', 'retrying')
+WHERE {_IS_MESSAGE} AND lease_owner = :owner AND state IN ('pending', 'retrying')
 """
 
-_FINISH = f"""
+_FINISH_SENDING = f"""
 UPDATE notification SET state = :state, reason = :reason, provider_id = :provider_id,
     next_attempt_at = due(:next_attempt_at), finished_at = :finished_at,
     lease_owner = NULL, lease_until = NULL
-WHERE {_ONE} AND lease_owner = :owner AND {NOTIFICATION_OPEN}
+WHERE {_IS_MESSAGE} AND lease_owner = :owner AND {sendable()}
 """
 
 # The attempt was claimed and sent nothing, so it does not count.
-_UNDO = f"""
+_UNDO_SENDING = f"""
 UPDATE notification SET attempts = attempts - CASE WHEN state = 'sending' THEN 1 ELSE 0 END,
     state = 'pending', next_attempt_at = NULL, lease_owner = NULL, lease_until = NULL
-WHERE {_ONE} AND lease_owner = :owner AND {NOTIFICATION_OPEN}
+WHERE {_IS_MESSAGE} AND lease_owner = :owner AND {sendable()}
 """
 
-_RETRY = f"""
+_RETRY_MESSAGE = f"""
 UPDATE notification SET state = 'pending', attempts = 0, started_at = NULL, finished_at = NULL,
     provider_id = NULL, reason = NULL
-WHERE {_ONE} AND state IN ('failed', 'skipped', 'unknown')
+WHERE {_IS_MESSAGE} AND state IN ('failed', 'skipped', 'unknown')
 """
 
-_PURGE = """
+_PURGE_MESSAGES = """
 DELETE FROM notification WHERE (sequence, channel) IN (
     SELECT sequence, channel FROM notification
     WHERE finished_at IS NOT NULL AND finished_at < :before ORDER BY finished_at LIMIT :limit)
@@ -374,7 +375,7 @@ def _key(id: NotificationId) -> dict[str, object]:
 def start(tx: SqlTransaction, terms: LeaseTerms, id: NotificationId, *, now: float) -> bool:
     """Mark a message of ours as being sent."""
     values = {"owner": terms.owner, "seconds": terms.lease_seconds, "now": now}
-    return tx.run(_START, **values, **_key(id)) == 1
+    return tx.run(_START_SENDING, **values, **_key(id)) == 1
 
 
 def finish(
@@ -383,9 +384,9 @@ def finish(
     """Record the end of an attempt."""
     tx.note_change()
     if ending.state is NotificationState.PENDING:
-        return tx.run(_UNDO, owner=terms.owner, **_key(id)) == 1
+        return tx.run(_UNDO_SENDING, owner=terms.owner, **_key(id)) == 1
     changed = tx.run(
-        _FINISH,
+        _FINISH_SENDING,
         owner=terms.owner,
         now=now,
         state=ending.state,
@@ -401,12 +402,12 @@ def finish(
 def retry(tx: SqlTransaction, ids: Sequence[NotificationId]) -> Sequence[NotificationId]:
     """Put messages back that were not sent."""
     tx.note_change()
-    return [id for id in ids if tx.run(_RETRY, **_key(id))]
+    return [id for id in ids if tx.run(_RETRY_MESSAGE, **_key(id))]
 
 
 def purge(tx: SqlTransaction, before: float, limit: int) -> int:
     """Remove up to ``limit`` messages that were finished before that time."""
-    return tx.run(_PURGE, before=before, limit=limit)
+    return tx.run(_PURGE_MESSAGES, before=before, limit=limit)
 
 
 class SqlNotifications(SqlPart):

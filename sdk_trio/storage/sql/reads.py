@@ -8,7 +8,7 @@ from ...records.deliveries import AttemptRecord, DeliveryRecord, DeliveryState, 
 from . import arrivals
 from .arrivals import INDEXED, INDEXED_CHARACTERS, SEGMENT_BITS
 from .dialect import Row, SqlTransaction
-from .schema import IN_KEPT, OWN_TABLES, UNFINISHED
+from .schema import OWN_TABLES, in_kept, unfinished
 
 # The columns of a record, with the body or without.
 _RECORD = """
@@ -82,7 +82,7 @@ SELECT number, started_at, finished_at, error, place, traceback
 FROM attempt WHERE sequence = :sequence ORDER BY id
 """
 
-_EVIDENCE = """
+_EVIDENCE_OF_DELIVERY = """
 SELECT received_at, address, raw, tenant_id FROM evidence WHERE sequence = :sequence ORDER BY id
 """
 
@@ -95,7 +95,7 @@ def attempts(tx: SqlTransaction, key: str) -> Sequence[AttemptRecord]:
 
 def evidence(tx: SqlTransaction, key: str) -> Sequence[EvidenceRecord]:
     """Return the other bodies that came under a key, oldest first."""
-    rows = tx.all(_EVIDENCE, sequence=arrivals.find_one(tx, key))
+    rows = tx.all(_EVIDENCE_OF_DELIVERY, sequence=arrivals.find_one(tx, key))
     return [EvidenceRecord(*row) for row in rows]
 
 
@@ -138,9 +138,9 @@ _NOT_IN_WORK = "NOT EXISTS (SELECT 1 FROM work WHERE work.sequence = arrival.seq
 _BY_INDEX = {
     DeliveryState.RECEIVED: "true",
     DeliveryState.RUNNING: "lease_owner IS NOT NULL",
-    DeliveryState.RETRYING: IN_KEPT,
-    DeliveryState.DEAD: IN_KEPT,
-    DeliveryState.PARKED: IN_KEPT,
+    DeliveryState.RETRYING: in_kept("work"),
+    DeliveryState.DEAD: in_kept("work"),
+    DeliveryState.PARKED: in_kept("work"),
 }
 
 # The letter of each condition's term in `lookup`, the most selective first.
@@ -286,7 +286,7 @@ def _sequences_between(
 
 _COUNTS = "SELECT state, count(*) FROM work GROUP BY state"
 
-_DONE = "SELECT CAST(coalesce(sum(done), 0) AS bigint) FROM node"
+_DONE_ON_POSTGRESQL = "SELECT CAST(coalesce(sum(done), 0) AS bigint) FROM node"
 
 # Sequences have no gaps but the removed ones.
 _ALL_ON_SQLITE = """
@@ -301,7 +301,7 @@ def counts(tx: SqlTransaction) -> dict[DeliveryState, int]:
     found = dict.fromkeys(DeliveryState, 0)
     for state, number in tx.all(_COUNTS):
         found[DeliveryState(state)] = int(number)
-    ((number,),) = tx.all(_ALL_ON_SQLITE if tx.dialect.is_sqlite else _DONE)
+    ((number,),) = tx.all(_ALL_ON_SQLITE if tx.dialect.is_sqlite else _DONE_ON_POSTGRESQL)
     found[DeliveryState.DONE] = number - sum(found.values()) if tx.dialect.is_sqlite else number
     return found
 
@@ -327,7 +327,7 @@ def oldest_waiting(tx: SqlTransaction) -> float | None:
 
 _EXPIRED_LEASES = f"""
 SELECT count(*) FROM work
-WHERE lease_owner IS NOT NULL AND queued AND {UNFINISHED} AND lease_until <= due(:before)
+WHERE lease_owner IS NOT NULL AND queued AND {unfinished()} AND lease_until <= due(:before)
 """
 
 
@@ -352,7 +352,7 @@ def clock_offset(tx: SqlTransaction) -> float:
 _CHANGES = f"""
 SELECT CAST(coalesce(sum(changes), 0) AS bigint), count(*),
     CAST(:shared AS boolean) AND EXISTS (SELECT 1 FROM work WHERE lease_owner IS NOT NULL
-        AND lease_owner <> :owner AND queued AND {UNFINISHED} AND lease_until <= clock())
+        AND lease_owner <> :owner AND queued AND {unfinished()} AND lease_until <= clock())
 FROM node WHERE id <> :node
 """
 
@@ -382,7 +382,7 @@ ORDER BY arrival.sequence LIMIT :limit
 
 _OLD_PARKED = f"""
 SELECT work.sequence FROM work JOIN arrival ON arrival.sequence = work.sequence
-WHERE {IN_KEPT} AND state = 'parked' AND work.sequence > :after
+WHERE {in_kept()} AND state = 'parked' AND work.sequence > :after
     AND received_at < :before
 ORDER BY work.sequence LIMIT :limit
 """
@@ -495,11 +495,11 @@ def unowned(tx: SqlTransaction) -> Sequence[str]:
     return [tenant_id for (tenant_id,) in tx.all(_UNOWNED.format(named=named))]
 
 
-_TABLES = """
+_TABLES_ON_SQLITE = """
 SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%' ORDER BY name
 """
 
 
 def other_tables(tx: SqlTransaction) -> Sequence[str]:
     """Return the names of the tables in a SQLite file that are not the store's."""
-    return [name for (name,) in tx.all(_TABLES) if name not in OWN_TABLES]
+    return [name for (name,) in tx.all(_TABLES_ON_SQLITE) if name not in OWN_TABLES]

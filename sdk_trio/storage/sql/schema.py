@@ -39,14 +39,28 @@ APPLICATION_ID = 0x53646B54
 #: The name of the database inside the data directory.
 DATABASE_NAME = "inbox.db"
 
-#: SQL of the states in which the runtime itself will still do something.
-UNFINISHED = "state IN ('received', 'running', 'retrying')"
 
-#: SQL of the states that the index ``work_kept`` lists.
-IN_KEPT = "state IN ('dead', 'parked', 'retrying')"
+def unfinished(work: str = "") -> str:
+    """Return SQL of the states in which the runtime itself will still do something.
 
-#: SQL of the states in which a message will still be sent by itself.
-NOTIFICATION_OPEN = "state IN ('pending', 'sending', 'retrying')"
+    Here and below, the argument is the table or its alias; empty: the statement has only one.
+    """
+    return f"{_of(work)}state IN ('received', 'running', 'retrying')"
+
+
+def in_kept(work: str = "") -> str:
+    """Return SQL of the states that the index ``work_kept`` lists."""
+    return f"{_of(work)}state IN ('dead', 'parked', 'retrying')"
+
+
+def sendable(notification: str = "") -> str:
+    """Return SQL of the states in which a message will still be sent by itself."""
+    return f"{_of(notification)}state IN ('pending', 'sending', 'retrying')"
+
+
+def _of(table: str) -> str:
+    return f"{table}." if table else ""
+
 
 #: The sequences of a day, as a power of two. A day has more of them than it ever needs, and all
 #: sequences of 89 years are below 2**53, as JSON needs them.
@@ -142,8 +156,8 @@ CREATE INDEX work_retrying ON work (next_attempt_at)
 WHERE queued AND state = 'retrying' AND lease_owner IS NULL
 """,
     "CREATE INDEX work_leased ON work (lease_owner) WHERE lease_owner IS NOT NULL",
-    f"CREATE INDEX work_lane ON work (lane, sequence) WHERE lane IS NOT NULL AND {UNFINISHED}",
-    f"CREATE INDEX work_kept ON work (state, sequence) WHERE {IN_KEPT}",
+    f"CREATE INDEX work_lane ON work (lane, sequence) WHERE lane IS NOT NULL AND {unfinished()}",
+    f"CREATE INDEX work_kept ON work (state, sequence) WHERE {in_kept()}",
     "CREATE INDEX work_suspect ON work (sequence) WHERE process_ends > 0 AND state = 'received'",
 )
 
@@ -369,7 +383,7 @@ CREATE TABLE notification (
     PRIMARY KEY (sequence, channel)
 )
 """,
-    f"CREATE INDEX notification_open ON notification (channel, sequence) WHERE {NOTIFICATION_OPEN}",
+    f"CREATE INDEX notification_open ON notification (channel, sequence) WHERE {sendable()}",
     """
 CREATE INDEX notification_finished ON notification (finished_at) WHERE finished_at IS NOT NULL
 """,

@@ -40,8 +40,8 @@ from .methods import SqlPart, committed, on_reader
 
 T = TypeVar("T")
 
-_TENANT = tuple(field.name for field in attrs.fields(Tenant))
-_AUDIT = tuple(field.name for field in attrs.fields(AuditRecord))
+_TENANT_COLUMNS = tuple(field.name for field in attrs.fields(Tenant))
+_AUDIT_COLUMNS = tuple(field.name for field in attrs.fields(AuditRecord))
 TRANSITION_COLUMNS = tuple(field.name for field in attrs.fields(OutboxRecord))
 
 
@@ -50,19 +50,19 @@ def _insert(table: str, columns: Sequence[str]) -> str:
     return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({places})"
 
 
-_INSERT_TENANT = _insert("tenant", _TENANT)
-_INSERT_AUDIT = _insert("audit", [name for name in _AUDIT if name != "sequence"])
+_INSERT_TENANT = _insert("tenant", _TENANT_COLUMNS)
+_INSERT_AUDIT = _insert("audit", [name for name in _AUDIT_COLUMNS if name != "sequence"])
 _INSERT_TRANSITION = (
     _insert("outbox", [name for name in TRANSITION_COLUMNS if name != "sequence"])
     .replace("(delivery_id", "(written_at, delivery_id")
     .replace("(:", "(clock(), :")
 )
 _UPDATE_TENANT = (
-    f"UPDATE tenant SET {', '.join(f'{name} = :{name}' for name in _TENANT[1:])} "
+    f"UPDATE tenant SET {', '.join(f'{name} = :{name}' for name in _TENANT_COLUMNS[1:])} "
     "WHERE id = :id AND version = :version - 1"
 )
-_SELECT_TENANT = f"SELECT {', '.join(_TENANT)} FROM tenant"
-_SELECT_AUDIT = f"SELECT {', '.join(_AUDIT)} FROM audit"
+_SELECT_TENANT = f"SELECT {', '.join(_TENANT_COLUMNS)} FROM tenant"
+_SELECT_AUDIT = f"SELECT {', '.join(_AUDIT_COLUMNS)} FROM audit"
 _NEXT_TRANSITIONS = f"""
 SELECT sequence, clock() - written_at, {", ".join(TRANSITION_COLUMNS)} FROM outbox
 WHERE sequence > :after ORDER BY sequence LIMIT :limit
@@ -293,13 +293,15 @@ def revision(tx: SqlTransaction) -> int:
     return 0 if row is None else int(row[0])
 
 
-_LAST_ON_SQLITE = "SELECT seq FROM sqlite_sequence WHERE name = '{table}'"
-_LAST = "SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM {table}_sequence_seq"
+_LAST_NUMBER_ON_SQLITE = "SELECT seq FROM sqlite_sequence WHERE name = '{table}'"
+_LAST_NUMBER = "SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM {table}_sequence_seq"
 
 
 def last_number(tx: SqlTransaction, table: str) -> int:
     """Return the highest number that ``audit`` or ``outbox`` has ever given, 0 before the first."""
-    row = tx.one((_LAST_ON_SQLITE if tx.dialect.is_sqlite else _LAST).format(table=table))
+    row = tx.one(
+        (_LAST_NUMBER_ON_SQLITE if tx.dialect.is_sqlite else _LAST_NUMBER).format(table=table)
+    )
     return 0 if row is None else int(row[0])
 
 
@@ -307,13 +309,13 @@ def last_number(tx: SqlTransaction, table: str) -> int:
 
 
 def _values_of(tenant: Tenant) -> dict[str, Any]:
-    values = {name: getattr(tenant, name) for name in _TENANT}
+    values = {name: getattr(tenant, name) for name in _TENANT_COLUMNS}
     values["credentials"] = credentials_to_text(tenant.credentials)
     return values
 
 
 def _tenant_of(row: tuple[Any, ...]) -> Tenant:
-    values = dict(zip(_TENANT, row, strict=True))
+    values = dict(zip(_TENANT_COLUMNS, row, strict=True))
     values["status"] = TenantStatus(values["status"])
     values["site_manager_email_verified"] = bool(values["site_manager_email_verified"])
     values["credentials"] = credentials_from_text(values["credentials"])
@@ -321,7 +323,7 @@ def _tenant_of(row: tuple[Any, ...]) -> Tenant:
 
 
 def _audit_of(row: tuple[Any, ...]) -> AuditRecord:
-    values = dict(zip(_AUDIT, row, strict=True))
+    values = dict(zip(_AUDIT_COLUMNS, row, strict=True))
     values["action"] = AuditAction(values["action"])
     for name in ("previous_status", "new_status"):
         values[name] = None if values[name] is None else TenantStatus(values[name])
@@ -414,7 +416,7 @@ _BATCH = """
 SELECT sequence, tenant_id FROM arrival WHERE sequence > :after ORDER BY sequence LIMIT :limit
 """
 
-_IN_LANES = """
+_IN_LANES_OF_BATCH = """
 SELECT work.sequence, arrival.tenant_id, arrival.subject
 FROM work JOIN arrival ON arrival.sequence = work.sequence
 WHERE work.lane IS NOT NULL AND work.sequence IN ints(:sequences)
@@ -471,7 +473,7 @@ def _assign(tx: SqlTransaction, marker: UpgradeMarker, *, limit: int) -> Assigne
         return Assigned(0, marker, last=True)
     sequences = [sequence for sequence, tenant_id in batch if tenant_id is None]
     assigned = arrivals.assign(tx, sequences, marker.tenant_id or "")
-    for sequence, tenant_id, subject in tx.all(_IN_LANES, sequences=sequences):
+    for sequence, tenant_id, subject in tx.all(_IN_LANES_OF_BATCH, sequences=sequences):
         tx.run(_MOVE_LANE, lane=deliveries.lane_of(True, tenant_id, subject), sequence=sequence)
     moved = msgspec.structs.replace(marker, position=str(batch[-1][0]))
     _save(tx, moved)

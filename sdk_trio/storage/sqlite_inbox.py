@@ -1,22 +1,20 @@
 """The inbox in one SQLite file: durable, and the default.
 
-A claim that is not waited for (``storage.claims`` says when and why): :meth:`SqliteInbox.claim_new`
-writes the key into the claims file and posts the claim. The end of the run takes back a claim that
-was not handed over to the committing thread yet, and records both as one; otherwise it is an
-ordinary end, under the lease of the claim.
+:class:`SqliteInbox` adds to :class:`SqlInbox` what only SQLite has or lacks: unawaited claims
+(:mod:`storage.claims`), effects of handlers that run in the commit thread, and the clearing of the
+write-ahead log.
 """
 
 import os
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import apsw
 import msgspec
 import trio
 
 from ..base import clock
-from ..base.executor import run_in_thread
 from ..base.logs import get_logger
 from ..errors import EffectError
 from ..records.deliveries import (
@@ -30,8 +28,8 @@ from ..records.deliveries import (
     Renewed,
 )
 from .admission import LeaseTerms
-from .claims import ClaimsFile, EndedRun, StoreKeys, Version, read_claims
-from .commit import GroupCommit, PostedWork
+from .claims import EndedRun, SurelyNew, UnawaitedClaims
+from .commit import GroupCommit
 from .effects import (
     SAVEPOINT,
     Effects,
@@ -50,9 +48,10 @@ from .engines.sqlite_connection import (
     sync_log,
 )
 from .inbox import SqlInbox
+from .known_keys import Version
 from .readers import ReaderPool
 from .sql import deliveries, reads
-from .sql.deliveries import Answer, Arriving, Lease, Ran, RunEnd
+from .sql.deliveries import Answer, Arriving, Lease
 from .sql.dialect import SqlTransaction
 from .sql.leases import new_token
 from .sql.schema import prepare_sqlite
@@ -72,21 +71,6 @@ CLOSE_SECONDS = 4.0
 _log = get_logger("storage")
 
 
-#: A delivery, or a finished inline run of one, whose key was surely new at a version.
-_New = tuple[Arriving, Version]
-_Run = tuple[Ran, Version]
-
-
-class _Unawaited(NamedTuple):
-    """A run whose claim is not waited for: its delivery, claim, token, slot and version."""
-
-    delivery: NewDelivery
-    claim: PostedWork
-    token: int
-    slot: int
-    version: Version
-
-
 class SqliteInbox(SqlInbox):
     """:class:`Inbox` in a SQLite file; open it with :meth:`open`, end with :meth:`close`."""
 
@@ -100,13 +84,8 @@ class SqliteInbox(SqlInbox):
         self._file = file
         self._engine = engine
         self._version: Version | None = None
-        # For claims that are not waited for; without the file every claim is waited for.
-        self._claims: ClaimsFile | None = None
-        self._claimed: dict[str, _Unawaited] = {}
-        self._keys = StoreKeys(self._commits, self._readers, self._claimed)
+        self._unawaited = UnawaitedClaims(terms, commits, readers, self._pending)
         self._accepting_new = self._accept_new
-        self._claiming_new = self._claim_new
-        self._recording = self._record
 
     @classmethod
     async def open(
@@ -130,10 +109,10 @@ class SqliteInbox(SqlInbox):
             lease_seconds: duration of a lease without renewal; above 0.
             dedup_seconds: time that a finished id is remembered; 0 or more.
             payload_seconds: time that bodies are kept; 0 or more.
-            claims: the claims file, for the one process that runs deliveries: :meth:`claim_new`
-                needs it. None: every claim is waited for.
-            turn: the file by whose lock several processes that run deliveries write one after the
-                other; None: this is the only one.
+            claims: the claims file, if this is the one process that runs deliveries. None: every
+                claim is awaited.
+            turn: the file whose lock is the write lock of several processes that run deliveries.
+                None: this is the only one.
             distrust_log: rewrite a log that an earlier process left behind.
 
         Raises:
@@ -161,7 +140,7 @@ class SqliteInbox(SqlInbox):
             await inbox._commits.run_alone(lambda _: None)
             await inbox.changed_elsewhere()
             if claims is not None:
-                await inbox._open_claims(claims)
+                await inbox._unawaited.open(claims)
         except BaseException:
             with trio.move_on_after(CLOSE_SECONDS, shield=True):
                 await inbox.close()
@@ -181,33 +160,36 @@ class SqliteInbox(SqlInbox):
 
     def accept(self, delivery: NewDelivery, *, leased: bool) -> Coroutine[Any, Any, Admitted]:
         """See :meth:`Inbox.accept`."""
-        keys = self._keys
-        if keys.filter is None and self._claims is not None:
-            keys.begin()
-        if not keys.note_new(delivery):
+        version = self._unawaited.keys.note_new(delivery)
+        if version is None:
             return super().accept(delivery, leased=leased)
         token = new_token() if leased and not delivery.ordered else None
-        item = (Arriving(delivery, token), keys.version)
+        item = (Arriving(delivery, token), version)
         return self._admit(self._accepting_new, delivery.key, token, item)
+
+    def _accept_new(self, tx: SqlTransaction, items: Sequence[SurelyNew]) -> Sequence[Answer]:
+        are_new = self._unawaited.keys.are_new(tx, (version for _, version in items))
+        arriving = [each for each, _ in items]
+        return deliveries.accept_all(tx, self._terms, arriving, surely_new=are_new)
 
     async def claim(self, delivery: NewDelivery) -> Admitted:
         """See :meth:`Inbox.claim`."""
-        key = delivery.key
-        if self._keys.filter is not None:
-            self._keys.filter.add(hash(key))
-        if (stale := self._claimed.pop(key, None)) is not None:
-            self._give_back(stale)  # its end could not be recorded
-        ended = None if self._claims is None else self._claims.ended.get(key)
-        # No sender is told of a claim: after a power cut it delivers again.
+        key, unawaited = delivery.key, self._unawaited
+        unawaited.keys.add(key)
+        unawaited.drop(key)  # the end of an earlier run could not be recorded
+        ended = unawaited.ended_run(key)
+        # Not synced: no sender is answered because of a claim, so after a power cut it delivers
+        # again.
         admitted = await super().claim(delivery)
-        # But one whose other body was kept is told that now, and is not run, which would sync.
+        # A sender whose different body was kept as evidence is answered at once, without a run
+        # whose end would sync.
         if not admitted.same_body and admitted.admission is not Admission.NEW:
             await self._commits.submit(lambda tx: sync_log(_connection_of(tx)))
-        if ended is not None and self._claims is not None:
+        if ended is not None:
             lease = self._leases.get(key)
             if admitted.admission is Admission.NEW and lease is not None:
                 admitted = await self._count_end(lease, delivery, admitted, ended)
-            self._claims.counted(key)
+            unawaited.counted(key)
         return admitted
 
     async def _count_end(
@@ -227,155 +209,68 @@ class SqliteInbox(SqlInbox):
         )
         return msgspec.structs.replace(admitted, attempts=admitted.attempts + counted)
 
-    def claim_new(self, delivery: NewDelivery) -> bool:
-        """See :meth:`Inbox.claim_new`."""
-        claims = self._claims
-        if claims is None or not self._commits.prompt:
-            return False
-        keys = self._keys
-        if keys.filter is None:
-            keys.begin()
-            return False
-        key = delivery.key
-        if not keys.note_new(delivery) or key in claims.ended:
-            return False
-        slot = claims.take(key, delivery.received_at)
-        if slot is None:
-            return False
-        token, version = new_token(), keys.version
-        claim = self._commits.post(self._claiming_new, key, (Arriving(delivery, token), version))
-        self._claimed[key] = _Unawaited(delivery, claim, token, slot, version)
-        self._pending.add(token)
-        return True
-
-    def _accept_new(self, tx: SqlTransaction, items: Sequence[_New]) -> Sequence[Answer]:
-        arriving = [each for each, _ in items]
-        new = self._are_new(tx, items)
-        return deliveries.accept_all(tx, self._terms, arriving, surely_new=new)
-
-    def _claim_new(self, tx: SqlTransaction, items: Sequence[_New]) -> Sequence[Answer]:
-        arriving = [each for each, _ in items]
-        new = self._are_new(tx, items)
-        return deliveries.claim_all(tx, self._terms, arriving, surely_new=new)
-
-    def _are_new(self, tx: SqlTransaction, items: Sequence[Any]) -> bool:
-        """Return whether no other process has written since the keys were found to be new."""
-        keys = self._keys
-        return all(keys.is_still(tx, version) for version in {version for _, version in items})
+    def claim_unawaited(self, delivery: NewDelivery) -> bool:
+        """See :meth:`Inbox.claim_unawaited`."""
+        return self._unawaited.claim(delivery)
 
     async def park(self, delivery: NewDelivery, reason: str | None = None) -> Admitted:
         """See :meth:`Inbox.park`."""
-        if self._keys.filter is not None:
-            self._keys.filter.add(hash(delivery.key))
+        self._unawaited.keys.add(delivery.key)
         return await super().park(delivery, reason)
 
     # -- runs ------------------------------------------------------------------------------------
 
     def finish(self, key: str, outcome: Outcome, *, now: float) -> Coroutine[Any, Any, None]:
         """See :meth:`Inbox.finish`."""
-        claimed = self._claimed.get(key)
-        if claimed is None:
-            return super().finish(key, outcome, now=now)
-        return self._finish_unawaited(key, claimed, outcome, now)
-
-    async def _finish_unawaited(
-        self, key: str, claimed: _Unawaited, outcome: Outcome, now: float
-    ) -> None:
-        """Record the end of a run whose claim was not waited for."""
-        # Checked first: if it is cancelled here, the claim is not withdrawn.
-        await trio.lowlevel.checkpoint_if_cancelled()
-        del self._claimed[key]
-        commits = self._commits
-        plain = isinstance(outcome, Done) and outcome.answer is None
-        withdrawn = commits.withdraw(claimed.claim)
-        lease = None if withdrawn else _lease_of(claimed)
-        try:
-            if plain and withdrawn:
-                # Most handlers end before their claim is handed over: both are one record then.
-                run = Ran(claimed.delivery, claimed.token, now)
-                await commits.gather(self._recording, key, (run, claimed.version))
-            elif plain and lease is not None:
-                end = RunEnd(lease.sequence, lease.token, now)
-                if not await commits.gather(self._ending, key, end):
-                    # The lease was read while its claim was being committed, and the commit failed.
-                    await commits.submit(partial(self._end_unawaited, claimed, outcome, now))
-            else:
-                await commits.submit(partial(self._end_unawaited, claimed, outcome, now))
-        finally:
-            self._give_back(claimed)
-
-    def _end_unawaited(
-        self, claimed: _Unawaited, outcome: Outcome, now: float, tx: SqlTransaction
-    ) -> None:
-        self._keys.check(tx)
-        # A claim that was handed over before this is committed by now, or has failed.
-        lease = _lease_of(claimed)
-        if lease is not None:
-            deliveries.finish(tx, self._terms, lease, outcome, now)
-        else:
-            delivery, token = claimed.delivery, claimed.token
-            deliveries.record_run(tx, self._terms, delivery, token, outcome, now)
-
-    def _record(self, tx: SqlTransaction, items: Sequence[_Run]) -> Sequence[None]:
-        runs = [run for run, _ in items]
-        return deliveries.add_done(tx, self._terms, runs, surely_new=self._are_new(tx, items))
-
-    def _give_back(self, claimed: _Unawaited) -> None:
-        self._pending.discard(claimed.token)
-        claims = self._claims
-        if claims is not None and self._commits.prompt:
-            claims.clear(claimed.slot)
-        elif claims is not None:
-            claims.clear_later(claimed.slot)
-        self._keys.catch_up()
+        if key in self._unawaited.runs:
+            return self._unawaited.finish(key, outcome, now=now)
+        return super().finish(key, outcome, now=now)
 
     async def conclude(self, key: str, effects: Effects[T], *, attempt: int, now: float) -> T:
         """See :meth:`Inbox.conclude`. The effects run in the committing thread."""
         await trio.lowlevel.checkpoint_if_cancelled()
-        claimed, begun = self._claimed.get(key), self._begun.pop(key, None)
+        run, start = self._unawaited.runs.get(key), self._unawaited_starts.pop(key, None)
         inside = in_this_context(effects)
 
         def work(tx: SqlTransaction) -> T:
-            lease = self._leases.get(key) if claimed is None else _lease_of(claimed)
-            if begun is not None and lease is not None:
-                start = deliveries.RunStart(lease.sequence, lease.token, begun[1], brought=True)
-                deliveries.start_all(tx, self._terms, [start])
+            lease = self._leases.get(key) if run is None else run.lease()
+            if start is not None and lease is not None:
+                deliveries.start_all(tx, self._terms, [start.repeated()])
             value = _apply_within_budget(tx, key, lease, attempt, inside)
             if lease is not None:
                 deliveries.finish(tx, self._terms, lease, Done(), now)
-            self._keys.check(tx)
+            self._unawaited.keys.check(tx)
             return value
 
         is_done = False
         try:
-            # Whoever is cancelled has to know nevertheless whether the event is done. The bound is
-            # that of every caller: storage.commit.ANSWER_SECONDS, in real time.
+            # A cancelled caller, too, has to know whether the event is done. The wait is bounded by
+            # storage.commit.ANSWER_SECONDS of real time, as for every caller.
             with trio.CancelScope(shield=True):
                 value = await self._commits.submit(work, single=True, name=key)
             is_done = True
         except EffectsFailedError as failed:
             raise failed.error from None
         finally:
-            # Otherwise nothing was changed, and the next outcome has to bring the start again.
-            if not is_done and begun is not None:
-                self._begun[key] = begun
+            # Nothing was changed, so the next outcome has to repeat the start.
+            if not is_done and start is not None:
+                self._unawaited_starts[key] = start
         self._leases.pop(key, None)
-        if (claimed := self._claimed.pop(key, None)) is not None:
-            self._give_back(claimed)
+        self._unawaited.drop(key)
         return value
 
     async def renew(self, keys: Collection[str], *, now: float) -> Renewed:
         """See :meth:`Inbox.renew`."""
         held = frozenset(keys)
-        for key in [key for key in self._claimed if key not in held]:
-            self._give_back(self._claimed.pop(key))
+        for key in [key for key in self._unawaited.runs if key not in held]:
+            self._unawaited.drop(key)
         return await super().renew(held, now=now)
 
     # -- reading ---------------------------------------------------------------------------------
 
     async def _read(self, query: Callable[[SqlTransaction], T]) -> T:
-        """Run ``query`` after the claims that nobody has waited for."""
-        if any(not claimed.claim.finished for claimed in self._claimed.values()):
+        """Run ``query`` after the commits of the unawaited claims."""
+        if not self._unawaited.are_committed:
             await self._commits.submit(lambda _: None, durable=False)
         return await super()._read(query)
 
@@ -388,7 +283,7 @@ class SqliteInbox(SqlInbox):
         )
         before, self._version = self._version, version
         changed = before is not None and version != before
-        self._keys.catch_up(changed=changed)
+        self._unawaited.keys.catch_up(changed=changed)
         return changed
 
     async def other_tables(self) -> Sequence[str]:
@@ -434,49 +329,13 @@ class SqliteInbox(SqlInbox):
             )
         return cleared
 
-    async def _open_claims(self, path: str | os.PathLike[str]) -> None:
-        """Open the claims file, and begin to learn the keys of the store.
-
-        Raises:
-            StoreUnavailableError: the store cannot be read.
-        """
-
-        is_new = await self.last_sequence() == 0
-        try:
-            left = await run_in_thread(partial(read_claims, path, is_new=is_new))
-            committed = await self.known([run.key for run in left])
-            lost = [run for run in left if run.key not in committed]
-            self._claims = await run_in_thread(ClaimsFile, path, lost)
-        except OSError as error:
-            _log.warning(
-                "store.claims_unused",
-                file=os.fspath(path),
-                error=str(error),
-                hint="the start of each inline run is waited for, which costs it a commit",
-            )
-            await trio.lowlevel.checkpoint()
-            return
-        # A system task, as it lives as long as the store and no nursery of a caller does.
-        trio.lowlevel.spawn_system_task(self._keys.run)
-
     async def close(self) -> None:
         """See :meth:`Inbox.close`."""
-        self._keys.stop()
+        self._unawaited.keys.stop()
         try:
             await super().close()
         finally:
-            if self._claims is not None:
-                self._claims.close()
-
-
-def _lease_of(claimed: _Unawaited) -> Lease | None:
-    """Return the lease of a claim that was committed as a new one."""
-    claim = claimed.claim
-    if claim.error is not None or claim.value is None:
-        return None
-    admitted, sequence = claim.value
-    is_new = admitted.admission is Admission.NEW and sequence is not None
-    return Lease(sequence, claimed.token) if is_new else None
+            self._unawaited.close()
 
 
 def _connection_of(transaction: SqlTransaction) -> apsw.Connection:

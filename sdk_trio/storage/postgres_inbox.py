@@ -152,11 +152,10 @@ class PostgresInbox(SqlInbox):
         if lease is None:
             await trio.lowlevel.checkpoint()
             raise taken_over(key)
-        if (begun := self._begun.get(key)) is not None:
-            # The start may be on its way still, and the run counts as ours only after it.
-            start = deliveries.RunStart(lease.sequence, lease.token, begun[1], brought=True)
-            await self._commits.gather(self._starting, key, start)
-            self._begun.pop(key, None)
+        if (start := self._unawaited_starts.get(key)) is not None:
+            # The start may not be committed yet, and the run counts as ours only after it.
+            await self._commits.gather(self._starting, key, start.repeated())
+            self._unawaited_starts.pop(key, None)
         value = await self._effects.conclude(key, lease, effects, attempt=attempt, now=now)
         if self._leases.get(key) is lease:
             del self._leases[key]
