@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from subprocess import Popen
@@ -89,8 +89,11 @@ class Result:
 class Experiment:
     """One outage; see the module."""
 
-    def __init__(self, directory: Path, arguments: argparse.Namespace) -> None:
+    def __init__(
+        self, directory: Path, arguments: argparse.Namespace, shares: Mapping[str, int]
+    ) -> None:
         self.directory = directory
+        self.shares = shares
         self.hours: float = arguments.hours
         self.objects: int = arguments.objects
         self.kills: int = arguments.kills
@@ -98,6 +101,8 @@ class Experiment:
         names = [f"t{number:02}" for number in range(arguments.tenants)]
         tokens = {"token-of-host": "org_host"} | {f"token-of-{n}": f"org_{n}" for n in names}
         self.upstream = SendingUpstream(secret=SECRET, organizations=tokens, pace=0.0001)
+        for account in self.upstream.organizations.values():
+            account.subscribed = tuple(each for kind in shares for each in self.types(kind))
         self.names = names
         self.port = 0
         self.process: Popen[bytes] | None = None
@@ -250,7 +255,7 @@ class Experiment:
             made["organization_id"] = org
         return made
 
-    def types(self, kind: str, *, is_new: bool) -> list[str]:
+    def types(self, kind: str, *, is_new: bool = True) -> list[str]:
         family = kind.removesuffix("s")
         new = [f"{family}.created"] if is_new else []
         new += {"orders": ["order.paid"], "subscriptions": ["subscription.active"]}.get(kind, [])
@@ -258,7 +263,7 @@ class Experiment:
 
     def lots(self, per_account: int) -> Iterator[tuple[Any, str, str]]:
         """Yield account, list and name of so many records of each tenant."""
-        kinds = [kind for kind, share in SHARES.items() for _ in range(share)]
+        kinds = [kind for kind, share in self.shares.items() for _ in range(share)]
         for account in list(self.upstream.organizations.values())[1:]:
             for number in range(per_account):
                 yield account, kinds[number % len(kinds)], f"{account.id}_{number:05}"
@@ -278,7 +283,7 @@ class Experiment:
         before = time.time() - (self.hours + 5) * HOUR
         for account, kind, name in self.lots(per_account // 5):
             record = self.record(kind, name, before, before, account.id)
-            types = self.types(kind, is_new=True)
+            types = self.types(kind)
             self.upstream.change(kind, record, *types, organization=account)
         await self.all_delivered()
         while len(await self.states()) <= len(self.names):
@@ -336,7 +341,7 @@ class Experiment:
             account, now = self.dice.choice(accounts), time.time()
             name = f"live_{len(live):05}"
             record = self.record("orders", name, now, now, account.id)
-            types = self.types("orders", is_new=True)
+            types = self.types("orders")
             self.upstream.change("orders", record, *types, organization=account)
             live.append((name, account.id))
             await trio.sleep(0.5)
@@ -390,11 +395,11 @@ class Experiment:
         expect("newest states handled once", sum(states[key] == 1 for key in newest), len(newest))
         expect("newest states handled twice", sum(states[key] > 1 for key in newest), 0)
         expect("older states handled", sum(key not in newest for key in states), 0)
-        for kind in SHARES:
+        for kind in self.shares:
             names = {
                 name for _, each, name in self.lots(self.objects // len(self.names)) if each == kind
             }
-            for name in self.types(kind, is_new=True)[:-1]:
+            for name in self.types(kind)[:-1]:
                 found = Counter(row[1] for row in rows if row[0] == name and row[1] not in lives)
                 expect(
                     f"{name} handled once", sum(n == 1 for n in found.values()), len(names - old)
@@ -429,9 +434,11 @@ class Experiment:
         self.result.expect("effects of a second catch-up", len(self.effects()) - before, 0)
 
 
-async def experiment(arguments: argparse.Namespace, directory: Path) -> Result:
+async def experiment(
+    arguments: argparse.Namespace, directory: Path, shares: Mapping[str, int] = SHARES
+) -> Result:
     """Run an experiment in a directory and return its result."""
-    made = Experiment(directory, arguments)
+    made = Experiment(directory, arguments, shares)
     server = Upstream()
 
     def answer(method: str, target: str, headers: dict[str, str], body: bytes) -> Any:

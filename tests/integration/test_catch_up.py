@@ -3,6 +3,7 @@
 import pytest
 import trio
 from support.outage import at, disable, order, shop, subscription
+from support.postgres import running_server
 from support.waiting import until
 
 from sdk_trio.reconcile.catch_up import CatchUp
@@ -313,9 +314,14 @@ async def test_an_endpoint_is_left_disabled_by_default(caplog):
         assert "reconciliation.endpoint_disabled" in caplog.text
 
 
-@pytest.mark.parametrize("by_state", [True, False])
-async def test_the_runtime_catches_up_by_itself_after_a_gap(by_state):
+@pytest.mark.parametrize(
+    ("by_state", "backend"), [(True, "Sqlite"), (False, "Sqlite"), (True, "Postgres")]
+)
+async def test_the_runtime_catches_up_by_itself_after_a_gap(by_state, backend, monkeypatch):
+    if backend == "Postgres":
+        monkeypatch.setenv("SDK_POSTGRES_DSN", running_server().fresh())
     async with shop(
+        Storage__Backend=backend,
         Webhooks__Reconciliation__Enabled=True,
         Webhooks__Reconciliation__ByState=by_state,
     ) as place:
