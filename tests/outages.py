@@ -221,16 +221,11 @@ class Experiment:
                     ),
                 )
 
-    async def states(self) -> dict[str, AccountState]:
+    def states(self) -> list[AccountState]:
         """Return the stored state of every account that has one."""
-        found = {}
-        async with self.store() as (settings, store):
-            tenants = await TenantService(settings, store.tenants).all()
-            for name, key in [("host", None), *((each.identifier, each.id) for each in tenants)]:
-                text = await store.inbox.read_checkpoint(state_name(key))
-                if text is not None:
-                    found[name] = AccountState.from_text(text)
-        return found
+        with self.database() as connection:
+            rows = connection.execute("SELECT value FROM checkpoint WHERE name GLOB 'catch_up*'")
+            return [AccountState.from_text(text) for (text,) in rows]
 
     async def set_back(self, hours: float) -> None:
         """Let the last contact of every account be so long ago."""
@@ -286,7 +281,7 @@ class Experiment:
             types = self.types(kind)
             self.upstream.change(kind, record, *types, organization=account)
         await self.all_delivered()
-        while len(await self.states()) <= len(self.names):
+        while len(self.states()) <= len(self.names):
             await trio.sleep(0.2)
         await self.idle()
         self.stop()
@@ -353,28 +348,29 @@ class Experiment:
         for number in range(self.kills):
             goal = begun + expected * (number + 0.5) / (self.kills + 1)
             while len(self.effects()) < goal:
-                if await self.is_caught_up():
+                if self.is_caught_up():
                     return
                 await trio.sleep(0.05)
             self.stop()
             self.killed += 1
             await self.serve_again()
-        while not await self.is_caught_up():
+        while not self.is_caught_up():
             await trio.sleep(0.5)
 
-    async def is_caught_up(self) -> bool:
-        states = await self.states()
-        contacts = [state.contact or 0.0 for state in states.values()]
-        fresh = all(contact > time.time() - 300 for contact in contacts)
-        return fresh and all(state.run is None for state in states.values())
+    def is_caught_up(self) -> bool:
+        states = self.states()
+        fresh = all((state.contact or 0.0) > time.time() - 300 for state in states)
+        return fresh and all(state.run is None for state in states)
 
     async def idle(self) -> None:
-        async with self.store() as (_, store):
-            while True:
-                counts = await store.inbox.counts()
-                if not any(counts[state] for state in ("received", "running", "retrying")):
-                    return
-                await trio.sleep(0.1)
+        """Wait until no event waits or runs."""
+        query = "SELECT count(*) FROM work WHERE state IN ('received', 'running', 'retrying')"
+        while True:
+            with self.database() as connection:
+                ((unfinished,),) = connection.execute(query)
+            if not unfinished:
+                return
+            await trio.sleep(0.1)
 
     def judge(self, delivered: list[Any], live: list[tuple[str, str]]) -> None:
         rows = self.effects()[len(delivered) :]
@@ -427,7 +423,7 @@ class Experiment:
         before = len(self.effects())
         await self.set_back(self.hours)
         await self.serve_again()
-        while not await self.is_caught_up():
+        while not self.is_caught_up():
             await trio.sleep(0.5)
         await self.idle()
         self.stop(signal.SIGTERM)
