@@ -112,7 +112,7 @@ async def find_chosen(
     await trio.lowlevel.checkpoint()
     found: list[ReplayCandidate] = []
     after = 0
-    # The choice after the query may leave few of a page, so its size is not that of the limit.
+    # A choice after the query may leave few events of a page, so the limit does not bound the page.
     filtered = error is not None or wanted is not None
     while limit is None or len(found) < limit:
         page = await inbox.find(

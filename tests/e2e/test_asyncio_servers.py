@@ -19,7 +19,7 @@ def test_every_kind_of_handler_runs_beside_the_routes_of_the_application(tmp_pat
         assert server.hello() is True
         early = server.run("events", "trigger", "order.paid")
         assert early.returncode == 69
-        assert f"the receiver in process {server.process.pid} is served by" in early.stderr
+        assert f"the receiver in process {server.process.pid} runs inside" in early.stderr
         for event_type, webhook_id in EVENTS.items():
             assert server.deliver(event_type, webhook_id) == 200, server.log()
         assert server.deliver("order.paid", "a", "/hooks/elsewhere") == 404

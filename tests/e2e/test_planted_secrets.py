@@ -169,7 +169,7 @@ class Unwelcoming(http.server.BaseHTTPRequestHandler):
         self.told.append(body + str(self.headers))
         if "lost" in body:
             if self.path == "/in":  # longer than the channel waits
-                time.sleep(5.4)
+                time.sleep(1.4)
             self.close_connection = True
         elif "refused" in body:
             shown = f"{ADDRESS} {ADDRESS.lower()}" if "mail" in self.path else f"+{PHONE} {PHONE}"
@@ -306,7 +306,7 @@ def notifications(url):
             "EmailProviderA": {"BaseUrl": url},
         },
         "Sms": {"SmsProviderA": {"FromNumber": "+15550000000", "BaseUrl": url}},
-        "Webhook": {"Url": f"{url}/in", "TimeoutSeconds": 5, "AllowPrivateAddresses": True},
+        "Webhook": {"Url": f"{url}/in", "TimeoutSeconds": 1, "AllowPrivateAddresses": True},
         "Templates": {"Suspended": {"EmailSubject": TEXT, "EmailBody": TEXT, "SmsBody": TEXT}},
     }
 

@@ -316,7 +316,7 @@ async def test_kills_on_postgresql_lose_nothing_and_keep_the_order_of_tenant_and
     dsn = running_server().fresh()
     monkeypatch.setenv("SDK_POSTGRES_DSN", dsn)  # the program sets it, and this process lives on
     report = await kill_processes(
-        tmp_path, events=400, processes=3, every=1.0, seed=2, dsn=dsn, seconds=300
+        tmp_path, events=200, processes=3, every=0.4, seed=2, dsn=dsn, seconds=300
     )
     table = "\n".join(f"{name}: {value}" for name, value in report.rows())
     assert not report.broken, table

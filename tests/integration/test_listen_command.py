@@ -176,7 +176,7 @@ async def test_a_delivery_on_which_the_server_breaks_is_left_out_after_some_atte
     shown = capsys.readouterr()
     left_out = json.loads(shown.out.splitlines()[1])
     assert (left_out["webhook_id"], left_out["status"]) == ("broken", None)
-    assert "left out, 1 so far" in left_out["error"]
+    assert "skipped, 1 so far" in left_out["error"]
     assert "--after 1" in left_out["error"]
     assert "breaks the connection" in shown.err
 
@@ -196,7 +196,7 @@ async def test_a_server_that_is_away_is_waited_for_no_longer_than_asked(tmp_path
         ("first", None),
         ("second", None),
     ]
-    assert "left out, 2 so far" in rows[1]["error"]
+    assert "skipped, 2 so far" in rows[1]["error"]
 
 
 async def test_the_feed_is_followed_over_a_unix_socket(tmp_path, monkeypatch, capsys):
@@ -295,7 +295,7 @@ async def test_a_store_that_is_replaced_while_the_listener_is_there_is_told(
             )
             nursery.cancel_scope.cancel()
     assert local.ids == ["old_1", "new_1", "new_2", "new_3"]
-    assert "not connected: the receiver ends; trying again" in "".join(err)
+    assert "not connected: the receiver is stopping; retrying" in "".join(err)
 
 
 async def test_what_the_retention_removes_is_no_other_store(tmp_path, capsys):

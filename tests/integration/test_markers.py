@@ -258,14 +258,14 @@ def test_a_missing_table_and_an_unknown_connection_are_told_with_what_to_do(
     with (
         psycopg.connect(running_server().empty()) as server,
         server.cursor() as cursor,
-        pytest.raises(EffectError, match=r"psycopg\.Cursor is no connection"),
+        pytest.raises(EffectError, match=r"psycopg\.Cursor is not a connection"),
     ):
         first_time(cursor, event())
     with pytest.raises(EffectError, match="not a connection that first_time knows"):
         first_time(object(), event())
     with pytest.raises(EffectError, match="run_sync"):
         first_time(asyncio.AsyncSession.__new__(asyncio.AsyncSession), event())
-    with pytest.raises(EffectError, match="AsyncConnection is no connection"):
+    with pytest.raises(EffectError, match="AsyncConnection is not a connection"):
         first_time(psycopg.AsyncConnection.__new__(psycopg.AsyncConnection), event())
 
 

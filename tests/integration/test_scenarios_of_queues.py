@@ -158,7 +158,8 @@ async def test_no_effect_is_applied_for_an_event_that_does_not_run(
 async def test_who_does_not_lead_ends_no_term_of_another(stores: Stores) -> None:
     """River, riverdriver/riverdrivertest/leader.go, LeaderResign/DoesNotResignWithoutLeadership.
 
-    Also DoesNotResignNewerTermForSameLeaderID: an old leader comes back, and resigns late.
+    Also DoesNotResignNewerTermForSameLeaderID: an old leader resigns late. There, the newer term is
+    its own; here, it is another host's, since no two living processes have the same owner.
     """
     one, two = await stores.open("one"), await stores.open("two")
     assert await one.lead(seconds=0.2) == 1
