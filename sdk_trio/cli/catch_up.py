@@ -175,6 +175,7 @@ class _Command:
 
     async def _begin(self, inbox: Inbox, name: str) -> CatchUpRun:
         """Return the interrupted run of the same arguments, or a new one."""
+        await trio.lowlevel.checkpoint()
         wanted = self._wanted
         text = None if self._dry_run else await inbox.read_checkpoint(name)
         try:
@@ -189,6 +190,7 @@ class _Command:
         return stored
 
     async def _save(self, inbox: Inbox, name: str, run: CatchUpRun | None) -> None:
+        await trio.lowlevel.checkpoint()
         if not self._dry_run:
             text = None if run is None else AccountState(run=run).as_text()
             await inbox.write_checkpoint(name, text)

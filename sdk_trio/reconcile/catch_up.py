@@ -236,6 +236,7 @@ class CatchUp:
         self, change: Changed, run: CatchUpRun, wanted: frozenset[str]
     ) -> tuple[int, int]:
         """Put the events of one record; return how many, and how many are uncertain."""
+        await trio.lowlevel.checkpoint()
         tenant_id = None if self._tenant is None else self._tenant.id
         if self._tenant is None and self._tenants is not None:
             owner = await self._owner_of(change)

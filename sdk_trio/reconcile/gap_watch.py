@@ -157,6 +157,7 @@ class GapWatch:
 
     async def _watch(self, tenant: Tenant | None, nursery: trio.Nursery) -> None:
         """Check one account, and start its catch-up if it has one to do."""
+        await trio.lowlevel.checkpoint()
         key = _key(tenant)
         try:
             endpoints = await self.check(tenant)
@@ -207,6 +208,7 @@ class GapWatch:
     async def _reenable(
         self, tenant: Tenant | None, upstream: AccountUpstream, disabled: Sequence[ReadEndpoint]
     ) -> None:
+        await trio.lowlevel.checkpoint()
         state, now = self._states[_key(tenant)], self._clock()
         if not self._options.reenable_endpoint or not may_reenable(state, now):
             return
@@ -230,6 +232,7 @@ class GapWatch:
     async def _keep_catching_up(
         self, tenant: Tenant | None, endpoints: tuple[ReadEndpoint, ...]
     ) -> None:
+        await trio.lowlevel.checkpoint()
         try:
             async with self._limit:
                 await self.catch_up(tenant, endpoints)
@@ -286,6 +289,7 @@ class GapWatch:
         self, tenant: Tenant | None, began: CatchUpRun, progress: CatchUpRun | None
     ) -> None:
         """Store the progress of a run that began as ``began``; None: it has finished."""
+        await trio.lowlevel.checkpoint()
         state = self._states[_key(tenant)]
         if state.run is None or (state.run.since, state.run.until) != (began.since, began.until):
             # A new gap was found meanwhile: its run begins after this one.

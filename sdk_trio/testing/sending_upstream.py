@@ -208,6 +208,7 @@ class SendingUpstream(httpx.AsyncBaseTransport):
 
     async def _send_event(self, owner: UpstreamAccount, event: SentEvent, once: bool) -> None:
         """Attempt an event until it is delivered, given up or skipped; ``once``: redelivery."""
+        await trio.lowlevel.checkpoint()
         for attempt in range(1, 2 if once else ATTEMPTS + 1):
             if not owner.enabled:
                 event.skipped, event.pending = True, False
@@ -233,8 +234,8 @@ class SendingUpstream(httpx.AsyncBaseTransport):
                 event.skipped, event.pending = True, False
 
     async def _post(self, owner: UpstreamAccount, event: SentEvent) -> bool:
+        await trio.lowlevel.checkpoint()
         if owner.target is None:
-            await trio.lowlevel.checkpoint()
             return False
         signed = sign_body(
             event.body, secret=owner.secret, webhook_id=event.id, timestamp=int(self._clock())
