@@ -236,7 +236,6 @@ class CatchUp:
         self, change: Changed, run: CatchUpRun, wanted: frozenset[str]
     ) -> tuple[int, int]:
         """Put the events of one record; return how many, and how many are uncertain."""
-        await trio.lowlevel.checkpoint()
         tenant_id = None if self._tenant is None else self._tenant.id
         if self._tenant is None and self._tenants is not None:
             owner = await self._owner_of(change)
@@ -263,6 +262,7 @@ class CatchUp:
     async def _owner_of(self, change: Changed) -> Tenant | str | None:
         """Return the tenant of a record, or the id of a purged one, or None."""
         assert self._tenants is not None
+        await trio.lowlevel.checkpoint()
         data = msgspec.json.encode(change.record)
         organization = organization_of(change.kind.updated, data)
         if organization is None or not is_organization_id(organization):
