@@ -46,6 +46,9 @@ PAGE_SECONDS = 1.0
 #: A change that is more recent than this waits, in seconds: its real event may be on its way.
 SETTLE_SECONDS = 30.0
 
+#: Accounts that catch up at a time. Each has its own token and rate limit.
+ACCOUNTS_AT_ONCE = 4
+
 #: Records of a page that are compared with the inbox at a time.
 COMPARED_AT_ONCE = 16
 
@@ -131,11 +134,15 @@ class CatchUp:
         self._dry_run = dry_run
         self._patience = patience
         self._memory_seconds = settings.webhooks.payload_retention_days * 86_400.0
-        # Above half of the queue, new deliveries would be refused for the sake of old state.
-        self._most_waiting = max(1, settings.webhooks.queue.capacity // 2)
+        # Accounts count the waiting events independently, and together may use half of the queue.
+        # With a full queue, new deliveries would be refused for the sake of old state.
+        share = settings.webhooks.queue.capacity // (2 * ACCOUNTS_AT_ONCE)
+        self._most_waiting = max(1, share)
         self._comparing = trio.CapacityLimiter(COMPARED_AT_ONCE)
         # Events that may be put before the waiting ones are counted again.
         self._reservable = 0
+        # Events that are being put: a count of the waiting ones may not include them yet.
+        self._being_put = 0
         self._counting = trio.Lock()
 
     async def run(
@@ -255,7 +262,10 @@ class CatchUp:
             self._note(event)
             if not self._dry_run:
                 await self._reserve()
-                await self._inbox.accept(event.delivery, leased=False)
+                try:
+                    await self._inbox.accept(event.delivery, leased=False)
+                finally:
+                    self._being_put -= 1
         known = {each.record.type for each in held}
         return len(missing), len(wanted.intersection(change.uncertain) - known)
 
@@ -306,7 +316,7 @@ class CatchUp:
             least, since = float("inf"), trio.current_time()
             while self._reservable <= 0:
                 waiting = (await self._inbox.counts())[DeliveryState.RECEIVED]
-                self._reservable = self._most_waiting - waiting
+                self._reservable = self._most_waiting - waiting - self._being_put
                 if self._reservable > 0:
                     break
                 if waiting < least:
@@ -318,6 +328,7 @@ class CatchUp:
                 self._wake()
                 await trio.sleep(BACKLOG_POLL_SECONDS)
             self._reservable -= 1
+            self._being_put += 1
 
 
 def types_of(glob: str | None) -> frozenset[str]:

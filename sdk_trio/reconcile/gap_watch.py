@@ -17,7 +17,7 @@ from ..errors import SdkError
 from ..records.tenants import Tenant
 from ..storage.ports import Inbox
 from ..tenants.service import TenantService
-from .catch_up import PAGE_SECONDS, SETTLE_SECONDS, CatchUp, UpstreamState
+from .catch_up import ACCOUNTS_AT_ONCE, PAGE_SECONDS, SETTLE_SECONDS, CatchUp, UpstreamState
 from .gap import (
     AccountState,
     CatchUpRun,
@@ -33,9 +33,6 @@ _log = get_logger("runtime")
 #: Time between two checks of the endpoints, in seconds. A catch-up has to begin within three
 #: minutes after the endpoint was enabled.
 WATCH_SECONDS = 60.0
-
-#: Accounts that catch up at a time. Each has its own token and rate limit.
-ACCOUNTS_AT_ONCE = 4
 
 #: Progress is logged after so many pages.
 LOG_EVERY_PAGES = 10
