@@ -173,6 +173,7 @@ class QueuedRuns:
         if is_synthetic(delivery.webhook_id):
             newer = await retry_until_stored(lambda: find_superseding(self._inbox, delivery))
             if newer is not None:
+                _log.info("webhook.superseded", webhook_id=delivery.webhook_id, by=newer)
                 return await self._end(delivery, lease, attempt, DONE)
         ended = await self._invocations.run(arrival, handler, tenant, attempt)
         outcome: Outcome = DONE
