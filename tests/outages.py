@@ -37,13 +37,14 @@ from support.deliveries import SECRET
 from support.outage import order, subscription
 from support.scripted_upstream import answer_requests
 from support.upstreams import Upstream, serving
+from support.wire import Wire
 
 from sdk_trio.config import Settings
 from sdk_trio.reconcile.gap import AccountState, state_name
 from sdk_trio.records.tenants import EnvironmentVariable, TenantCredentials
 from sdk_trio.storage.open import open_store
 from sdk_trio.tenants.service import TenantService
-from sdk_trio.testing import SendingUpstream
+from sdk_trio.testing import SendingUpstream, sign_delivery
 
 APPLICATION = """
 import sdk_trio
@@ -86,6 +87,19 @@ class Result:
             self.problems.append(f"{name}: {found!r} instead of {expected!r}")
 
 
+async def deliver(account: Any, event: Any) -> bool:
+    """Post an event to a receiver that may be killed meanwhile."""
+    await trio.lowlevel.checkpoint()
+    if account.target is None:
+        return False
+    signed = sign_delivery(event.body, secret=SECRET, webhook_id=event.id)
+    try:
+        with trio.fail_after(10), await Wire.connect(account.target) as wire:
+            return bool((await wire.post(signed)).status == 200)
+    except (OSError, trio.BrokenResourceError, trio.TooSlowError):
+        return False
+
+
 class Experiment:
     """One outage; see the module."""
 
@@ -100,7 +114,9 @@ class Experiment:
         self.dice = random.Random(arguments.seed)
         names = [f"t{number:02}" for number in range(arguments.tenants)]
         tokens = {"token-of-host": "org_host"} | {f"token-of-{n}": f"org_{n}" for n in names}
-        self.upstream = SendingUpstream(secret=SECRET, organizations=tokens, pace=0.0001)
+        self.upstream = SendingUpstream(
+            secret=SECRET, organizations=tokens, pace=0.0001, deliver=deliver
+        )
         for account in self.upstream.organizations.values():
             account.subscribed = tuple(each for kind in shares for each in self.types(kind))
         self.names = names
