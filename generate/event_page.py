@@ -33,6 +33,7 @@ the same members:
 | `received_at` | aware `datetime` | when this copy arrived |
 | `tenant` | | the tenant that the event belongs to, or `None` |
 | `api_version` | `str` or `None` | the version of the sender's API that shaped `data` |
+| `synthetic` | `bool` | whether [catch-up](catch-up.md) made it from the upstream's state |
 | `json` | `dict` | the full document as plain JSON values, decoded on first use |
 
 Only `data.id` is certain. Every other field is `None` if it was left out or has another type than

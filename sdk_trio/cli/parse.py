@@ -30,7 +30,8 @@ class Command(NamedTuple):
     """One command: ``words`` choose it, ``target`` is ``module:function`` inside this package.
 
     The function takes the parsed arguments and returns the exit status. The function ``{last
-    word}_arguments`` of the same module, if it exists, adds the arguments to the command's parser.
+    word}_arguments`` of the same module, if it exists, adds the arguments to the command's parser;
+    a hyphen in the word is an underscore there.
     With ``takes_fields``, undeclared options are collected in the list ``fields`` of the arguments.
     """
 
@@ -60,6 +61,7 @@ COMMANDS = (
     Command("events trigger", "send a signed sample event", "trigger:trigger"),
     Command("events resend", "deliver one event to another address", "trigger:resend"),
     Command("events reconcile", "fetch missed events from the upstream", "upstream:reconcile"),
+    Command("events catch-up", "put events for changed records", "catch_up:catch_up"),
     Command("events rejected", "list the requests that were refused", "rejected:list_rejected"),
     Command("events tail", "print changes as they happen", "events:tail"),
     Command(
@@ -150,6 +152,8 @@ events trigger order.paid --data '{"amount": 100}'
 events trigger order.paid -n 100
 events resend msg_2f0c --to http://localhost:3000/webhooks
 events reconcile --since 2h --dry-run
+events catch-up --since 3h --dry-run
+events catch-up --since 2026-11-20T04:00Z --types 'order.*'
 events rejected --cause no_match
 events tail --type 'order.*' --body
 events tail --from wss://hooks.example --state dead
@@ -434,7 +438,8 @@ def _fill_command(parser: Parser, *, command: Command, alone: bool) -> None:
     """Declare the arguments of a command, and those of the settings."""
     module = f"{__package__}.{command.target.partition(':')[0]}"
     group = _half_of(module) if alone else import_module(module)
-    add_arguments = getattr(group, f"{command.words.split()[-1]}_arguments", None)
+    last = command.words.split()[-1].replace("-", "_")
+    add_arguments = getattr(group, f"{last}_arguments", None)
     if add_arguments is not None:
         add_arguments(parser)
     _add_settings(parser)

@@ -350,8 +350,8 @@ def reconcile(arguments: Namespace) -> int:
             "it. Enable it there"
         )
     say(
-        "the upstream lists no event that it skipped while an endpoint was disabled: compare "
-        "orders and subscriptions with 'call'"
+        "the upstream lists no event that it skipped while an endpoint was disabled: 'events "
+        "catch-up' makes events from the records that changed"
     )
     say(f"{len(actions) - lost} {verb}, {lost} cannot be delivered any more")
     return EXIT_FAILURE if lost or disabled else 0

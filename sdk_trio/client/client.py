@@ -266,13 +266,18 @@ class Client(Resources[Awaiting], path=""):
         )
 
 
+#: Records of a page of :meth:`UpstreamDeliveries.read_state`: the upstream's maximum.
+STATE_PAGE = 100
+
+
 class UpstreamDeliveries:
-    """The upstream's list of deliveries, through an open ``client``.
+    """The upstream's deliveries, endpoints and records, through an open ``client``.
 
     Every method raises ``CallError`` if the call fails.
     """
 
     def __init__(self, client: Client) -> None:
+        self._client = client
         self._webhooks = client.webhooks
 
     async def endpoints(self) -> list[Any]:
@@ -306,3 +311,21 @@ class UpstreamDeliveries:
         except (NotFoundError, UnprocessableEntityError):
             return False  # noqa: ASYNC910 - the call waited
         return True
+
+    async def enable(self, endpoint_id: str) -> None:
+        """Enable a webhook endpoint that the upstream has disabled."""
+        await self._webhooks.update_webhook_endpoint(endpoint_id, body={"enabled": True})
+
+    async def read_state(
+        self, kind: str, sorting: str, page: int
+    ) -> tuple[Sequence[Any], int | None, bool]:
+        """Return one page of a list, such as ``orders``, in rising order of ``sorting``.
+
+        Returns:
+            The records as JSON objects, the number of records in the list (None: not counted), and
+            whether another page may follow.
+        """
+        resource = getattr(self._client, kind)
+        query = {"sorting": [sorting], "page": page, "limit": STATE_PAGE}
+        found = await resource.list(query=query).first_page()
+        return [item.raw for item in found.items], found.total_count, found.has_next

@@ -460,6 +460,11 @@ def _replay_window(settings: Settings) -> Iterator[Problem]:
 def _reconciliation(settings: Settings, *, lacks_client: bool) -> Iterator[Problem]:
     options = settings.webhooks.reconciliation
     if not options.enabled:
+        if options.reenable_endpoint:
+            yield Problem(
+                "Sdk:Webhooks:Reconciliation:ReenableEndpoint",
+                "needs Enabled: otherwise the receiver does not read its endpoint",
+            )
         return
     if lacks_client:
         yield RECONCILIATION_NEEDS_CLIENT

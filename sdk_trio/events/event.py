@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeAlias, 
 import attrs
 import msgspec
 
+from ..records.synthetic import is_synthetic
 from .values import members_of, plain, plain_members
 
 DataT_co = TypeVar("DataT_co", covariant=True)
@@ -191,6 +192,11 @@ class Event(Generic[DataT_co]):
     """The key of the delivery: who signed it and ``webhook_id``, in one text."""
     generation: int = 0
     """The number of replays after it was done; retries do not count."""
+
+    @property
+    def synthetic(self) -> bool:
+        """Whether catch-up made the event from the upstream's state; it was never delivered."""
+        return is_synthetic(self.webhook_id)
 
     @functools.cached_property
     def json(self) -> dict[str, Any]:

@@ -238,10 +238,14 @@ def with_asked(checkpoint: Checkpoint, webhook_id: str, now: float) -> Checkpoin
 
 @attrs.frozen
 class ReadEndpoint:
-    """A webhook endpoint of the upstream whose URL is this receiver's."""
+    """A webhook endpoint of the upstream whose URL is this receiver's.
+
+    ``events`` are the types that it subscribes to; None: unknown.
+    """
 
     id: str
     enabled: bool
+    events: frozenset[str] | None = None
 
 
 def choose_endpoints(
@@ -278,7 +282,51 @@ def choose_endpoints(
             "the upstream's webhook endpoint for this receiver is unknown; set "
             f"Sdk:Webhooks:Reconciliation:EndpointIds to its id; the upstream has: {existing}"
         )
-    return tuple(ReadEndpoint(name, by_id[name].get("enabled") is not False) for name in chosen)
+    return tuple(_read_endpoint(name, by_id[name]) for name in chosen)
+
+
+def _read_endpoint(name: str, entry: Mapping[str, Any]) -> ReadEndpoint:
+    events = entry.get("events")
+    return ReadEndpoint(
+        name,
+        entry.get("enabled") is not False,
+        frozenset(map(str, events)) if isinstance(events, list) else None,
+    )
+
+
+def choose_tenant_endpoints(
+    listed: Sequence[Mapping[str, Any]],
+    *,
+    configured: Sequence[str],
+    path: str,
+    identifier: str,
+) -> tuple[ReadEndpoint, ...]:
+    """Return the endpoints in a tenant's organization that deliver to this receiver.
+
+    Args:
+        listed: the endpoints of its organization.
+        configured: as for :func:`choose_endpoints`; ids of other organizations are ignored.
+        path: ``Sdk:Webhooks:Path``.
+        identifier: the tenant's, with which the path of its own address ends.
+
+    Raises:
+        UnknownEndpointError: no endpoint matches, or more than one.
+    """
+    here = [name for name in configured if any(str(each.get("id")) == name for each in listed)]
+    own = f"{path.rstrip('/')}/{identifier}"
+    if not any(has_path(each, own) for each in listed):
+        own = path
+    return choose_endpoints(listed, configured=here, path=own)
+
+
+def subscribed_types(endpoints: Iterable[ReadEndpoint]) -> frozenset[str] | None:
+    """Return the types that any of the endpoints subscribes to; None: unknown, so all."""
+    types: frozenset[str] = frozenset()
+    for endpoint in endpoints:
+        if endpoint.events is None:
+            return None
+        types |= endpoint.events
+    return types
 
 
 def has_path(entry: Mapping[str, Any], path: str) -> bool:

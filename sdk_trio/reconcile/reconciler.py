@@ -42,6 +42,9 @@ ASK_SECONDS = 1.0
 #: Time for a cancelled pass to save its checkpoint, in seconds.
 SAVE_SECONDS = 5.0
 
+#: Time for requested events to arrive before the state is compared, in seconds.
+ARRIVAL_SECONDS = 120.0
+
 #: The checkpoint is saved after so many requests. A crash may repeat as many, which is harmless:
 #: the inbox recognises a duplicate.
 SAVE_EVERY = 100
@@ -66,7 +69,8 @@ class ReconcileReport:
 class Survey:
     """The missing events, the oldest first, and the ids of disabled endpoints.
 
-    Events that the upstream skipped while an endpoint was disabled are not in its list.
+    Events that the upstream skipped while an endpoint was disabled are not in its list;
+    ``catch_up.py`` makes these from the state of its records.
     """
 
     missing: list[Sighting]
@@ -131,6 +135,8 @@ class Reconciler:
         # Without configured ids, an endpoint is found by the path of its URL, since the host may be
         # a proxy's.
         self._path = settings.webhooks.path
+        # Two passes at a time would request the same events.
+        self._passing = trio.Lock()
 
     async def run(self) -> None:
         """Make a pass now and one each interval, until cancelled.
@@ -159,6 +165,25 @@ class Reconciler:
         Cancellation saves the checkpoint, within :data:`SAVE_SECONDS`, and the next pass continues
         from there.
         """
+        async with self._passing:
+            return await self._reconcile()
+
+    async def reconcile_and_wait(self) -> None:
+        """Make one pass and wait, up to :data:`ARRIVAL_SECONDS`, for what it requested.
+
+        Raises:
+            As :meth:`reconcile`.
+        """
+        await self.reconcile()
+        with trio.move_on_after(ARRIVAL_SECONDS):
+            while True:
+                asked = list((await self._load(self._clock())).asked)
+                if len(await self._inbox.known(asked)) == len(asked):
+                    return
+                await trio.sleep(self._ask_seconds or 0.1)
+        _log.warning("reconciliation.not_arrived", events=len(asked))
+
+    async def _reconcile(self) -> ReconcileReport | None:
         endpoints = await self._enabled_endpoints()
         if not endpoints:
             return None
@@ -286,8 +311,9 @@ class Reconciler:
                 _log.error(
                     "reconciliation.endpoint_disabled",
                     endpoint_id=endpoint.id,
-                    hint="the upstream delivers nothing to it; enable it there. Events that it "
-                    "skipped meanwhile are not in its list of deliveries",
+                    hint="the upstream delivers nothing to it, and keeps no record of what it "
+                    "skips; enable it there. With Sdk:Webhooks:Reconciliation:ByState the events "
+                    "are then made from the state of its records",
                 )
         return tuple(endpoint for endpoint in chosen if endpoint.enabled)
 

@@ -4,15 +4,21 @@ Hosts with the same PostgreSQL store elect a leader by a lease
 (:class:`~sdk_trio.storage.term.Leadership`). Other stores have a single host.
 """
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import trio
 
 from ..config import StorageBackend
 from ..webhooks.companion import Part, supervise
 from .state import RuntimeState
+
+if TYPE_CHECKING:
+    from ..reconcile.gap_watch import GapWatch
+    from ..reconcile.reconciler import Reconciler
+    from ..records.tenants import Tenant
 
 
 class LeaderParts:
@@ -123,6 +129,42 @@ class LeaderParts:
             clock=runtime.clock,
             term=term,
         )
+        watch = self._make_gap_watch(reconciler, term)
         task_status.started()
         with self._reconciling:
-            await reconciler.run()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(reconciler.run)
+                if watch is not None:
+                    nursery.start_soon(watch.run)
+
+    def _make_gap_watch(self, reconciler: "Reconciler", term: int | None) -> "GapWatch | None":
+        """Return the gap watch; None if the settings switch it off."""
+        from ..client.client import UpstreamDeliveries
+        from ..reconcile.gap_watch import GapWatch
+
+        runtime = self._runtime
+        options = runtime.settings.webhooks.reconciliation
+        if not (options.by_state or options.reenable_endpoint):
+            return None
+        tenancy = runtime.receiver.tenancy if runtime.settings.multi_tenant.enabled else None
+
+        @asynccontextmanager
+        async def open_upstream(tenant: "Tenant | None") -> AsyncIterator[UpstreamDeliveries]:
+            await trio.lowlevel.checkpoint()
+            if tenant is None or tenancy is None:
+                yield UpstreamDeliveries(runtime.client)
+                return
+            async with tenancy.clients.lease(tenant) as client:
+                yield UpstreamDeliveries(client)
+
+        return GapWatch(
+            runtime.receiver.store,
+            runtime.settings,
+            open_upstream,
+            tenants=None if tenancy is None else tenancy.service,
+            clock=runtime.clock,
+            is_ready=lambda: runtime.ready,
+            wake=runtime.wake,
+            deliveries_first=reconciler.reconcile_and_wait,
+            term=term,
+        )

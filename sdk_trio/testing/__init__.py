@@ -13,7 +13,7 @@ import::
 
 Without pytest, :func:`running_app` does the same. Deliveries are sent over a real connection on the
 loopback address and are fully verified. A :class:`MockUpstream` answers the calls of your code to
-the upstream.
+the upstream. A :class:`SendingUpstream` also sends webhooks, and stops as the real one does.
 """
 
 from typing import TYPE_CHECKING
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         settings_for_tests,
     )
     from .notifications import verify_notification
+    from .sending_upstream import SendingUpstream
     from .signing import SignedDelivery, sample, sample_body, sample_types, sign_delivery
     from .simulation.plan import World
     from .simulation.run import SimulationFailedError, simulate
@@ -40,6 +41,7 @@ __all__ = [
     "MockUpstream",
     "MockedCall",
     "MockedRoute",
+    "SendingUpstream",
     "SignedDelivery",
     "SimulationFailedError",
     "UnexpectedStateError",
@@ -72,6 +74,7 @@ __getattr__ = importing(
         **dict.fromkeys(
             ("SignedDelivery", "sample", "sample_body", "sample_types", "sign_delivery"), "signing"
         ),
+        "SendingUpstream": "sending_upstream",
         "verify_notification": "notifications",
         "World": "simulation.plan",
         **dict.fromkeys(("SimulationFailedError", "simulate"), "simulation.run"),

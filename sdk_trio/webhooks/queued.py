@@ -18,8 +18,10 @@ from ..records.deliveries import (
     Outcome,
     Released,
 )
+from ..records.synthetic import is_synthetic
 from ..storage.open import LEASE_SECONDS
 from ..storage.ports import Inbox
+from ..storage.subjects import find_superseding
 from .arrival import VerifiedDelivery
 from .invocation import Invocations
 from .leases import HeldLease
@@ -170,6 +172,11 @@ class QueuedRuns:
         ):
             parked = self._parking.outcome(delivery, handler, tenant)
             return await self._end(delivery, lease, attempt, parked)
+        if is_synthetic(delivery.webhook_id):
+            newer = await retry_until_stored(lambda: find_superseding(self._inbox, delivery))
+            if newer is not None:
+                _log.info("webhook.superseded", webhook_id=delivery.webhook_id, by=newer)
+                return await self._end(delivery, lease, attempt, DONE)
         ended = await self._invocations.run(arrival, handler, tenant, attempt)
         outcome: Outcome = DONE
         if not ended.is_concluded:

@@ -1,7 +1,9 @@
 """An upstream on loopback that tests script: orders, webhook endpoints, deliveries, redelivery.
 
 Its webhook routes behave like the real ones: a delivery for each attempt, newest first; a time
-filter that excludes both ends; the event's id as ``webhook-id``; redeliveries that are scheduled.
+filter that excludes both ends; the event's id as ``webhook-id``; redeliveries that are scheduled;
+events to a disabled endpoint that are skipped. ``sdk_trio.testing.SendingUpstream`` retries, and
+disables an endpoint, as the real one does.
 """
 
 import json
@@ -31,11 +33,13 @@ class Sent:
     endpoint: str = "ep_here"
     succeeded: bool | None = None
     archived: bool = False
+    skipped: bool = False
     attempts: list = attrs.Factory(list)
 
     def deliveries(self):
         for number, (at, succeeded) in enumerate(self.attempts):
             event = {"id": self.id, "type": self.type, "succeeded": self.succeeded}
+            event["skipped"] = self.skipped
             yield {
                 "id": f"{self.id}-{number}",
                 "created_at": _iso(at),
@@ -75,6 +79,9 @@ class ScriptedUpstream(Upstream):
     async def deliver(self, name, **fields):
         """Send an event now; return the receiver's status, None without one."""
         sent = self.sent.setdefault(name, Sent(name, **fields))
+        if any(e["id"] == sent.endpoint and e.get("enabled") is False for e in self.endpoints):
+            sent.skipped = True
+            return None
         signed = sign_delivery(sent.type, {"id": name}, secret=SECRET, webhook_id=name)
         try:
             with await Wire.connect(self.target) as wire:
@@ -86,28 +93,7 @@ class ScriptedUpstream(Upstream):
         return status
 
     async def handle(self, stream):
-        buffer = b""
-        while True:
-            while b"\r\n\r\n" not in buffer:
-                received = await stream.receive_some(65_536)
-                if not received:
-                    return
-                buffer += received
-            head, _, buffer = buffer.partition(b"\r\n\r\n")
-            lines = head.decode().split("\r\n")
-            headers = {k.lower(): v for k, _, v in (line.partition(": ") for line in lines[1:])}
-            while len(buffer) < int(headers.get("content-length", 0)):
-                buffer += await stream.receive_some(65_536)
-            size = int(headers.get("content-length", 0))
-            body, buffer = buffer[:size], buffer[size:]
-            method, target, _ = lines[0].split(" ")
-            status, document = self.answer(method, target, headers, body)
-            media, raw = b"text/csv", document
-            if not isinstance(document, bytes):
-                media = b"application/json"
-                raw = b"" if document is None else json.dumps(document).encode()
-            extra = b"content-type: %b\r\nx-request-id: req_7\r\n" % media
-            await stream.send_all(http1_answer(raw, status=b"%d Some" % status, extra=extra))
+        await answer_requests(stream, self.answer)
 
     def answer(self, method, target, headers, body):
         parts = urlsplit(target)
@@ -161,6 +147,35 @@ class ScriptedUpstream(Upstream):
             await trio.sleep(0.005)
         await self.deliver(name)
         self.redelivering -= 1
+
+
+async def answer_requests(stream, answer):
+    """Answer HTTP/1.1 requests by ``answer(method, target, headers, body)``: status and document.
+
+    The document is sent as JSON, bytes as CSV.
+    """
+    buffer = b""
+    while True:
+        while b"\r\n\r\n" not in buffer:
+            received = await stream.receive_some(65_536)
+            if not received:
+                return
+            buffer += received
+        head, _, buffer = buffer.partition(b"\r\n\r\n")
+        lines = head.decode().split("\r\n")
+        headers = {k.lower(): v for k, _, v in (line.partition(": ") for line in lines[1:])}
+        size = int(headers.get("content-length", 0))
+        while len(buffer) < size:
+            buffer += await stream.receive_some(65_536)
+        body, buffer = buffer[:size], buffer[size:]
+        method, target, _ = lines[0].split(" ")
+        status, document = answer(method, target, headers, body)
+        media, raw = b"text/csv", document
+        if not isinstance(document, bytes):
+            media = b"application/json"
+            raw = b"" if document is None else json.dumps(document).encode()
+        extra = b"content-type: %b\r\nx-request-id: req_7\r\n" % media
+        await stream.send_all(http1_answer(raw, status=b"%d Some" % status, extra=extra))
 
 
 @asynccontextmanager

@@ -219,7 +219,7 @@ def _options(parser):
 
 def test_the_page_names_every_command_and_every_option():
     page = PAGE.read_text(encoding="utf-8")
-    headings = re.findall(r"^### `([a-z ]+)", page, re.MULTILINE)
+    headings = re.findall(r"^### `([a-z -]+)", page, re.MULTILINE)
     assert [heading.strip() for heading in headings] == [command.words for command in COMMANDS]
     missing = {option for option in _options(build_parser()) if not re.search(rf"{option}\b", page)}
     assert not missing

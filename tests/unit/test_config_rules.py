@@ -347,6 +347,9 @@ def test_reconciliation_needs_the_client_and_a_memory_that_reaches_as_far() -> N
     assert keys({**on, "Webhooks:Reconciliation:MaxLookbackHours": 168}) == []
     too_far = {"Webhooks:Reconciliation:MaxLookbackHours": 169}
     assert keys(too_far) == []
+    reenables = {"Webhooks:Reconciliation:ReenableEndpoint": True}
+    assert keys(reenables) == ["Webhooks:Reconciliation:ReenableEndpoint"]
+    assert keys({**on, **reenables}) == []
     assert keys({**on, **too_far}) == ["Webhooks:Reconciliation:MaxLookbackHours"]
     soon_forgotten = {
         "Webhooks:PayloadRetentionDays": 1,

@@ -266,10 +266,11 @@ def check_endpoints(
         if endpoint.get("enabled") is False:
             report.problem(
                 where,
-                "the upstream has disabled it, as it does after many failures, and lists nothing "
-                "that it skips until it is enabled",
-                "enable it there; 'events reconcile' fetches only earlier deliveries: "
-                "compare orders and subscriptions with 'call'",
+                "the upstream has disabled it, as it does after ten failed events, and keeps no "
+                "record of what it skips until it is enabled",
+                "enable it there, then run 'events catch-up --since T': it makes events from the "
+                "records that changed. With Sdk:Webhooks:Reconciliation:Enabled the receiver does "
+                "that by itself",
             )
         if str(endpoint.get("url")).startswith("http:"):
             report.warning(where, "its URL is not HTTPS", "give it an https:// URL")

@@ -71,6 +71,20 @@ class ReconciliationOptions(Section, frozen=True, kw_only=True):
             unit="hours",
         ),
     ] = 24
+    by_state: Annotated[
+        bool,
+        about(
+            "After a gap, list the records that changed in it and put an event for each, because "
+            "no list of deliveries shows what the upstream skipped."
+        ),
+    ] = True
+    reenable_endpoint: Annotated[
+        bool,
+        about(
+            "Enable this receiver's endpoint at the upstream when it was disabled, at most once an "
+            "hour."
+        ),
+    ] = False
     # An organization may have other endpoints, whose deliveries belong to other receivers.
     endpoint_ids: Annotated[
         tuple[str, ...],

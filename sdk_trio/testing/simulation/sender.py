@@ -2,7 +2,7 @@
 
 It signs by Standard Webhooks, gives up on an answer after ten seconds, repeats an event with
 backoff up to ten times, delivers some twice, and disables an endpoint after ten events in a row
-that it could not deliver. Somebody enables it again after a while.
+that it could not deliver. It skips what is pending then. Somebody enables it again after a while.
 """
 
 import random
@@ -26,6 +26,13 @@ LONGEST_BACKOFF_SECONDS = 600.0
 ATTEMPTS = 10
 FAILED_EVENTS = 10
 ENABLED_AFTER_SECONDS = 120.0
+
+
+def wait_after(attempt: int, dice: random.Random) -> float:
+    """Return the wait after failed attempt number ``attempt``, in seconds, with 50 % jitter."""
+    backoff = min(BACKOFF_SECONDS * 2.0 ** (attempt - 1), LONGEST_BACKOFF_SECONDS)
+    return backoff * dice.uniform(0.5, 1.5)
+
 
 #: Opens a connection, and raises OSError where none can be had.
 Dial = Callable[[], Awaitable[trio.SocketStream]]
@@ -60,6 +67,7 @@ class Sender:
         self._acknowledged = acknowledged
         self._failed_in_a_row = 0
         self._disabled_until = 0.0
+        self._disablings = 0
         #: The network is calm: no connection is cut any more.
         self.calm = False
 
@@ -74,15 +82,16 @@ class Sender:
             seed=arrival.webhook_id,
             organization=None if arrival.tenant is None else organization_of(arrival.tenant),
         )
+        begun = self._disablings
         for attempt in range(1, ATTEMPTS + 1):
-            if trio.current_time() < self._disabled_until:
+            # Disabling also skips what was pending then.
+            if trio.current_time() < self._disabled_until or self._disablings != begun:
                 self._tell("sender.skips", id=arrival.webhook_id)
                 return
             if await self._try(arrival, body, dice, attempt):
                 self._failed_in_a_row = 0
                 break
-            backoff = min(BACKOFF_SECONDS * 2 ** (attempt - 1), LONGEST_BACKOFF_SECONDS)
-            await trio.sleep(backoff * dice.uniform(0.5, 1.5))
+            await trio.sleep(wait_after(attempt, dice))
         else:
             self._give_up(arrival)
             return
@@ -96,6 +105,7 @@ class Sender:
         if self._failed_in_a_row >= FAILED_EVENTS:
             self._failed_in_a_row = 0
             self._disabled_until = trio.current_time() + ENABLED_AFTER_SECONDS
+            self._disablings += 1
             self._tell("sender.disables_endpoint")
 
     async def _try(self, arrival: Arrival, body: bytes, dice: random.Random, attempt: int) -> bool:

@@ -1,0 +1,373 @@
+"""Catch-up by state: puts events for what changed while the upstream skipped deliveries.
+
+It lists the upstream's records, selects those that changed in a range of time, and puts synthetic
+events into the inbox. ``events/lifecycle.py`` decides which types a state implies, and
+``storage/subjects.py`` which the inbox holds already. Every step is idempotent, so that a run that
+was interrupted repeats at most one page.
+"""
+
+import fnmatch
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import Any, Protocol
+
+import attrs
+import msgspec
+import trio
+
+from ..base.clock import wall
+from ..base.logs import get_logger
+from ..config import Settings
+from ..events import organization_of
+from ..events.lifecycle import (
+    KINDS,
+    Changed,
+    Implied,
+    RecordKind,
+    event_body,
+    find_change,
+    kinds_of,
+    stage_of,
+)
+from ..records.deliveries import DeliveryState, NewDelivery
+from ..records.synthetic import synthetic_id
+from ..records.tenants import Tenant
+from ..storage.ports import Inbox
+from ..storage.subjects import Held, held_events, holds_state
+from ..tenants.identity import is_organization_id
+from ..tenants.service import TenantService
+from .gap import CatchUpRun
+
+_log = get_logger("runtime")
+
+#: Time between two pages, in seconds. One call a second is below the rate limit of every known
+#: upstream, with a reserve for the application's own calls.
+PAGE_SECONDS = 1.0
+
+#: A change that is more recent than this waits, in seconds: its real event may be on its way.
+SETTLE_SECONDS = 30.0
+
+#: Accounts that catch up at a time. Each has its own token and rate limit.
+ACCOUNTS_AT_ONCE = 4
+
+#: Records of a page that are compared with the inbox at a time.
+COMPARED_AT_ONCE = 16
+
+#: The most times that a list is read again because records disappeared from it meanwhile.
+MOST_RESTARTS = 3
+
+#: Time between two counts of the waiting events, in seconds.
+BACKLOG_POLL_SECONDS = 0.1
+
+
+class UpstreamState(Protocol):
+    """Reads the upstream's lists; implemented by ``client.client.UpstreamDeliveries``."""
+
+    async def read_state(
+        self, kind: str, sorting: str, page: int
+    ) -> tuple[Sequence[Any], int | None, bool]:
+        """Return one page of a list in rising order of ``sorting``.
+
+        Returns:
+            The records as JSON objects, the number of records in the list (None: not counted), and
+            whether another page may follow.
+
+        Raises:
+            CallError: the call failed.
+        """
+        ...
+
+
+@attrs.frozen
+class SyntheticEvent:
+    """An event that a catch-up puts, or would put, into the inbox.
+
+    ``changed_at`` is the last change of its subject in Unix seconds.
+    """
+
+    delivery: NewDelivery
+    changed_at: float
+
+
+class CatchUp:
+    """Puts the events of one account.
+
+    Args:
+        inbox: the open store.
+        settings: validated settings.
+        tenant: the account; None: the host.
+        tenants: finds the tenants of the host's records; None: there are none.
+        clock: returns Unix seconds.
+        types: those that the endpoint subscribes to; None: all.
+        page_seconds: the time between two pages.
+        settle_seconds: how old a change must be before its event is put.
+        wake: is called when events were put.
+        note: is called with each event; with ``dry_run``, nothing else is done with it.
+        dry_run: put nothing.
+        patience: how long to wait for a backlog that does not shrink, in seconds; None: always.
+    """
+
+    def __init__(
+        self,
+        inbox: Inbox,
+        settings: Settings,
+        *,
+        tenant: Tenant | None = None,
+        tenants: TenantService | None = None,
+        types: Collection[str] | None = None,
+        clock: Callable[[], float] = wall,
+        page_seconds: float = PAGE_SECONDS,
+        settle_seconds: float = SETTLE_SECONDS,
+        wake: Callable[[], None] = lambda: None,
+        note: Callable[[SyntheticEvent], None] = lambda event: None,
+        dry_run: bool = False,
+        patience: float | None = None,
+    ) -> None:
+        self._inbox = inbox
+        self._tenant = tenant
+        self._tenants = tenants
+        self._clock = clock
+        self._types = types
+        self._page_seconds = page_seconds
+        self._settle_seconds = settle_seconds
+        self._wake = wake
+        self._note = note
+        self._dry_run = dry_run
+        self._patience = patience
+        self._memory_seconds = settings.webhooks.payload_retention_days * 86_400.0
+        # Accounts count the waiting events independently, and together may use half of the queue.
+        # With a full queue, new deliveries would be refused for the sake of old state.
+        share = settings.webhooks.queue.capacity // (2 * ACCOUNTS_AT_ONCE)
+        self._most_waiting = max(1, share)
+        self._comparing = trio.CapacityLimiter(COMPARED_AT_ONCE)
+        # Events that may be put before the waiting ones are counted again.
+        self._reservable = 0
+        # Events that are being put: a count of the waiting ones may not include them yet.
+        self._being_put = 0
+        self._counting = trio.Lock()
+
+    async def run(
+        self,
+        upstream: UpstreamState,
+        run: CatchUpRun,
+        save: Callable[[CatchUpRun], Awaitable[None]],
+    ) -> CatchUpRun:
+        """Continue a run to its end; return it with its final counts.
+
+        Args:
+            upstream: of this account.
+            run: where to continue.
+            save: stores the progress after each page.
+
+        Raises:
+            CallError: a call failed; the progress is saved.
+            StoreUnavailableError: from the inbox.
+
+        Cancellation loses at most the progress of one page, which is then repeated.
+        """
+        wanted = types_of(run.types)
+        if self._types is not None:
+            # A type that the endpoint does not subscribe to was never delivered to this inbox.
+            wanted &= frozenset(self._types)
+        memory = await self._memory(run)
+        kinds = list(kinds_of(wanted))
+        names = [kind.name for kind in kinds]
+        if run.kind not in names and names:
+            run = run.begin_list(names[0])
+        for number, kind in enumerate(kinds):
+            if number < names.index(run.kind):
+                continue
+            run = await self._run_list(upstream, kind, run, wanted, memory, save)
+            if number + 1 < len(kinds):
+                run = run.begin_list(kinds[number + 1].name)
+                await save(run)
+        return run
+
+    async def _run_list(
+        self,
+        upstream: UpstreamState,
+        kind: RecordKind,
+        run: CatchUpRun,
+        wanted: frozenset[str],
+        memory: float,
+        save: Callable[[CatchUpRun], Awaitable[None]],
+    ) -> CatchUpRun:
+        """Read one list to its end."""
+        while True:
+            records, total, has_next = await upstream.read_state(kind.name, kind.sorting, run.page)
+            # A record that disappears shifts another one to a page that was read before.
+            shrunk = total is not None and total < run.total
+            run = await self._put_page(kind, records, run, wanted, memory)
+            if shrunk and run.restarts < MOST_RESTARTS:
+                run = attrs.evolve(run, page=1, total=0, restarts=run.restarts + 1)
+            else:
+                run = run.next_page(total)
+            await save(run)
+            self._wake()
+            await trio.sleep(self._page_seconds)
+            if not has_next and run.page > 1:
+                return run
+
+    async def _put_page(
+        self,
+        kind: RecordKind,
+        records: Sequence[Any],
+        run: CatchUpRun,
+        wanted: frozenset[str],
+        memory: float,
+    ) -> CatchUpRun:
+        """Put the events of one page; return the run with its counts."""
+        changes = [
+            change
+            for record in records
+            if (
+                change := find_change(kind, record, since=run.since, until=run.until, memory=memory)
+            )
+        ]
+        counts: list[tuple[int, int]] = []
+
+        async def work(change: Changed) -> None:
+            counts.append(await self._put_change(change, run, wanted))
+
+        async with trio.open_nursery() as nursery:
+            for change in changes:
+                nursery.start_soon(work, change)
+        return attrs.evolve(
+            run,
+            listed=run.listed + len(records),
+            changed=run.changed + len(changes),
+            put=run.put + sum(put for put, _ in counts),
+            uncertain=run.uncertain + sum(uncertain for _, uncertain in counts),
+        )
+
+    async def _put_change(
+        self, change: Changed, run: CatchUpRun, wanted: frozenset[str]
+    ) -> tuple[int, int]:
+        """Put the events of one record; return how many, and how many are uncertain."""
+        tenant_id = None if self._tenant is None else self._tenant.id
+        if self._tenant is None and self._tenants is not None:
+            owner = await self._owner_of(change)
+            # A tenant with its own token is an account of its own.
+            if isinstance(owner, Tenant) and owner.credentials.access_token is not None:
+                return 0, 0
+            tenant_id = owner.id if isinstance(owner, Tenant) else owner
+        held = await self._held(change, tenant_id)
+        missing = missing_events(change, held, until=run.until, wanted=wanted)
+        age = self._clock() - change.changed_at
+        if missing and age < self._settle_seconds:
+            await trio.sleep(min(self._settle_seconds, self._settle_seconds - age))
+            held = await self._held(change, tenant_id)
+            missing = missing_events(change, held, until=run.until, wanted=wanted)
+        for implied in missing:
+            event = self._event(change, implied, tenant_id)
+            self._note(event)
+            if not self._dry_run:
+                await self._reserve()
+                try:
+                    await self._inbox.accept(event.delivery, leased=False)
+                finally:
+                    self._being_put -= 1
+        known = {each.record.type for each in held}
+        return len(missing), len(wanted.intersection(change.uncertain) - known)
+
+    async def _owner_of(self, change: Changed) -> Tenant | str | None:
+        """Return the tenant of a record, or the id of a purged one, or None."""
+        assert self._tenants is not None
+        await trio.lowlevel.checkpoint()
+        data = msgspec.json.encode(change.record)
+        organization = organization_of(change.kind.updated, data)
+        if organization is None or not is_organization_id(organization):
+            return None
+        found = await self._tenants.find_by_organization(organization)
+        return found or await self._tenants.find_erased(organization)
+
+    async def _held(self, change: Changed, tenant_id: str | None) -> list[Held]:
+        async with self._comparing:
+            return await held_events(
+                self._inbox, change.subject, tenant_id, changed_since=change.changed_at
+            )
+
+    def _event(self, change: Changed, implied: Implied, tenant_id: str | None) -> SyntheticEvent:
+        return SyntheticEvent(
+            NewDelivery(
+                webhook_id=synthetic_id(implied.type, change.subject, change.changed_text),
+                type=implied.type,
+                raw=event_body(implied.type, implied.at, change.record),
+                timestamp=int(implied.at),
+                received_at=self._clock(),
+                subject=change.subject,
+                # Also for handlers without order: a state must not overtake an earlier one.
+                ordered=True,
+                tenant_id=tenant_id,
+                signer="" if self._tenant is None else self._tenant.id,
+            ),
+            change.changed_at,
+        )
+
+    async def _memory(self, run: CatchUpRun) -> float:
+        """Return since when the inbox has every event that arrived (Unix seconds)."""
+        oldest = await self._inbox.find(oldest_first=True, limit=1)
+        if not oldest:
+            return run.since
+        return max(oldest[0].received_at, self._clock() - self._memory_seconds)
+
+    async def _reserve(self) -> None:
+        """Wait while so many events wait that ordinary deliveries would be refused."""
+        async with self._counting:
+            least, since = float("inf"), trio.current_time()
+            while self._reservable <= 0:
+                waiting = (await self._inbox.counts())[DeliveryState.RECEIVED]
+                self._reservable = self._most_waiting - waiting - self._being_put
+                if self._reservable > 0:
+                    break
+                if waiting < least:
+                    least, since = waiting, trio.current_time()
+                # Without a receiver nothing shrinks it; the next start runs the events.
+                if self._patience is not None and trio.current_time() - since > self._patience:
+                    self._reservable = self._most_waiting
+                    break
+                self._wake()
+                await trio.sleep(BACKLOG_POLL_SECONDS)
+            self._reservable -= 1
+            self._being_put += 1
+
+
+def types_of(glob: str | None) -> frozenset[str]:
+    """Return the types that can be put and match ``glob``; None: all."""
+    types = [name for kind in KINDS for name in kind.types]
+    return frozenset(types if glob is None else fnmatch.filter(types, glob))
+
+
+def missing_events(
+    change: Changed, held: Sequence[Held], *, until: float, wanted: frozenset[str]
+) -> list[Implied]:
+    """Return the events that a record's state implies and the inbox lacks; pure.
+
+    Args:
+        change: the record.
+        held: the events of its subject in the inbox.
+        until: the end of the range (Unix seconds). A later state arrives as a delivery.
+        wanted: the types to put.
+    """
+    types = {each.record.type for each in held}
+    # Known by their ids also after their bodies have been removed.
+    ids = {each.record.webhook_id for each in held}
+    status = change.record.get("status")
+    missing = []
+    for implied in change.implied:
+        stage = stage_of(implied.type)
+        # A stage that a delivered refund or revocation took back is not given again.
+        is_undone = stage is not None and any(stage.is_undone(name, status) for name in types)
+        if implied.type not in types and not is_undone:
+            missing.append(implied)
+    is_unmodified = change.record.get("modified_at") is None
+    updated = change.kind.updated
+    if change.changed_at <= until and not (
+        (is_unmodified and bool(held)) or holds_state(held, updated, change.changed_at)
+    ):
+        missing.append(Implied(updated, change.changed_at))
+    return [
+        implied
+        for implied in missing
+        if implied.type in wanted
+        and synthetic_id(implied.type, change.subject, change.changed_text) not in ids
+    ]

@@ -1,0 +1,337 @@
+"""The gap watch: notices that the upstream may have skipped events, and starts catching up.
+
+Each minute it reads the endpoints of every account. The decisions are in ``gap.py``.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Protocol
+
+import attrs
+import trio
+
+from ..base.clock import wall
+from ..base.logs import get_logger
+from ..config import Settings
+from ..errors import SdkError
+from ..records.tenants import Tenant
+from ..storage.ports import Inbox
+from ..tenants.service import TenantService
+from .catch_up import ACCOUNTS_AT_ONCE, PAGE_SECONDS, SETTLE_SECONDS, CatchUp, UpstreamState
+from .gap import (
+    AccountState,
+    CatchUpRun,
+    found_disabled,
+    found_enabled,
+    may_reenable,
+    state_name,
+)
+from .plan import ReadEndpoint, choose_endpoints, choose_tenant_endpoints, subscribed_types
+
+_log = get_logger("runtime")
+
+#: Time between two checks of the endpoints, in seconds. A catch-up has to begin within three
+#: minutes after the endpoint was enabled.
+WATCH_SECONDS = 60.0
+
+#: Progress is logged after so many pages.
+LOG_EVERY_PAGES = 10
+
+
+class AccountUpstream(UpstreamState, Protocol):
+    """The upstream of one account; implemented by ``client.client.UpstreamDeliveries``.
+
+    Every method raises ``CallError`` if the call fails.
+    """
+
+    async def endpoints(self) -> list[Any]:
+        """Return every webhook endpoint, as its JSON object."""
+        ...
+
+    async def enable(self, endpoint_id: str) -> None:
+        """Enable a webhook endpoint."""
+        ...
+
+
+#: Opens the upstream with the credentials of a tenant; None: of the host.
+OpenUpstream = Callable[[Tenant | None], AbstractAsyncContextManager[AccountUpstream]]
+
+
+async def list_accounts(tenants: TenantService | None) -> list[Tenant | None]:
+    """Return the host (None), and the tenants that have an access token of their own.
+
+    Raises:
+        StoreUnavailableError: from the store.
+    """
+    await trio.lowlevel.checkpoint()
+    everyone: Sequence[Tenant] = () if tenants is None else await tenants.all()
+    own = (each for each in everyone if each.credentials.access_token and not each.is_deleted)
+    return [None, *own]
+
+
+def endpoints_of(
+    settings: Settings, tenant: Tenant | None, listed: Sequence[Any]
+) -> tuple[ReadEndpoint, ...]:
+    """Return the endpoints of an account that deliver to this receiver.
+
+    Raises:
+        UnknownEndpointError: no endpoint matches, or more than one.
+    """
+    configured = settings.webhooks.reconciliation.endpoint_ids
+    path = settings.webhooks.path
+    if tenant is None:
+        return choose_endpoints(listed, configured=configured, path=path)
+    return choose_tenant_endpoints(
+        listed, configured=configured, path=path, identifier=tenant.identifier
+    )
+
+
+class GapWatch:
+    """Watches the accounts, enables their endpoints if that is set, and catches up.
+
+    Args:
+        inbox: the open store.
+        settings: ``Sdk:Webhooks:Reconciliation`` applies.
+        open_upstream: opens the upstream of an account.
+        tenants: the tenants; None: there are none.
+        clock: returns Unix seconds.
+        is_ready: whether this receiver takes deliveries now.
+        wake: is called when events were put.
+        deliveries_first: requests the deliveries that the upstream lists to the host, and waits
+            for them. They are the real events, and arrive before the state is compared.
+        term: writes are valid only while this host leads in that term; None: the only host.
+        page_seconds: the time between two pages.
+        settle_seconds: how old a change must be before its event is put.
+    """
+
+    def __init__(
+        self,
+        inbox: Inbox,
+        settings: Settings,
+        open_upstream: OpenUpstream,
+        *,
+        tenants: TenantService | None = None,
+        clock: Callable[[], float] = wall,
+        is_ready: Callable[[], bool] = lambda: True,
+        wake: Callable[[], None] = lambda: None,
+        deliveries_first: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
+        term: int | None = None,
+        page_seconds: float = PAGE_SECONDS,
+        settle_seconds: float = SETTLE_SECONDS,
+    ) -> None:
+        self._inbox = inbox
+        self._settings = settings
+        self._options = settings.webhooks.reconciliation
+        self._open_upstream = open_upstream
+        self._tenants = tenants
+        self._clock = clock
+        self._is_ready = is_ready
+        self._wake = wake
+        self._deliveries_first = deliveries_first
+        self._term = term
+        self._page_seconds = page_seconds
+        self._settle_seconds = settle_seconds
+        # The states of accounts that were read from the store, by the tenant's id.
+        self._states: dict[str | None, AccountState] = {}
+        self._catching_up: set[str | None] = set()
+        self._limit = trio.CapacityLimiter(ACCOUNTS_AT_ONCE)
+
+    async def run(self, *, watch_seconds: float = WATCH_SECONDS) -> None:
+        """Check all accounts now and every ``watch_seconds``, until cancelled.
+
+        A cancelled catch-up keeps its progress.
+        """
+        async with trio.open_nursery() as nursery:
+            while True:
+                try:
+                    accounts = await list_accounts(self._tenants)
+                except SdkError as error:
+                    _log.warning("reconciliation.watch_failed", error=str(error))
+                    accounts = []
+                for tenant in accounts:
+                    await self._watch(tenant, nursery)
+                await trio.sleep(watch_seconds)
+
+    async def _watch(self, tenant: Tenant | None, nursery: trio.Nursery) -> None:
+        """Check one account, and start its catch-up if it has one to do."""
+        await trio.lowlevel.checkpoint()
+        key = _key(tenant)
+        try:
+            endpoints = await self.check(tenant)
+        except SdkError as error:
+            _log.warning("reconciliation.watch_failed", **_fields(tenant), error=str(error))
+            return
+        if not endpoints or not self._options.by_state or key in self._catching_up:
+            return
+        if self._states[key].run is not None:
+            self._catching_up.add(key)
+            nursery.start_soon(self._keep_catching_up, tenant, endpoints)
+
+    async def check(self, tenant: Tenant | None) -> tuple[ReadEndpoint, ...]:
+        """Read the endpoints of an account and note a gap; return the enabled ones.
+
+        A disabled endpoint is enabled, if that is set, this receiver is ready, and the last attempt
+        is an hour ago.
+
+        Raises:
+            CallError: the upstream did not answer; the account has no contact.
+            UnknownEndpointError: the endpoint for this receiver is unknown.
+            StoreUnavailableError: from the inbox.
+        """
+        await self._load(tenant)
+        async with self._open_upstream(tenant) as upstream:
+            chosen = endpoints_of(self._settings, tenant, await upstream.endpoints())
+            # Read only now: a catch-up may have stored its progress meanwhile.
+            state, now = self._states[_key(tenant)], self._clock()
+            disabled = [endpoint for endpoint in chosen if not endpoint.enabled]
+            if disabled:
+                if state.disabled_since is None:
+                    _log.error(
+                        "reconciliation.endpoint_disabled",
+                        **_fields(tenant),
+                        endpoint_id=disabled[0].id,
+                        hint="the upstream delivers nothing to it, and keeps no record of what it "
+                        "skips; enable it there",
+                    )
+                    await self._save(tenant, found_disabled(state, now))
+                await self._reenable(tenant, upstream, disabled)
+                return ()
+        lookback = self._options.max_lookback_hours * 3600.0
+        state = found_enabled(state, now, lookback_seconds=lookback)
+        # While a catch-up runs it owns the progress; a new gap makes it begin again.
+        await self._save(tenant, state)
+        return chosen
+
+    async def _reenable(
+        self, tenant: Tenant | None, upstream: AccountUpstream, disabled: Sequence[ReadEndpoint]
+    ) -> None:
+        await trio.lowlevel.checkpoint()
+        state, now = self._states[_key(tenant)], self._clock()
+        if not self._options.reenable_endpoint or not may_reenable(state, now):
+            return
+        if not self._is_ready():
+            # Its first deliveries would fail, and the upstream would disable it again.
+            _log.warning("reconciliation.reenable_postponed", **_fields(tenant), reason="not ready")
+            return
+        # Stored first: a crash must not make it happen more often than once an hour.
+        await self._save(tenant, attrs.evolve(state, reenabled_at=now))
+        for endpoint in disabled:
+            await upstream.enable(endpoint.id)
+            _log.warning(
+                "reconciliation.endpoint_reenabled",
+                **_fields(tenant),
+                endpoint_id=endpoint.id,
+                hint="this receiver has enabled it at the upstream; find out why deliveries failed",
+            )
+
+    # -- catching up -------------------------------------------------------------------------
+
+    async def _keep_catching_up(
+        self, tenant: Tenant | None, endpoints: tuple[ReadEndpoint, ...]
+    ) -> None:
+        await trio.lowlevel.checkpoint()
+        try:
+            async with self._limit:
+                await self.catch_up(tenant, endpoints)
+        except SdkError as error:
+            # The next check continues where it stopped.
+            _log.warning("reconciliation.catch_up_failed", **_fields(tenant), error=str(error))
+        finally:
+            self._catching_up.discard(_key(tenant))
+
+    async def catch_up(
+        self, tenant: Tenant | None, endpoints: tuple[ReadEndpoint, ...]
+    ) -> CatchUpRun | None:
+        """Continue the stored catch-up of an account to its end; None: there is none.
+
+        Raises:
+            CallError, StoreUnavailableError: as :meth:`CatchUp.run`; the progress is stored.
+        """
+        state = await self._load(tenant)
+        run = state.run
+        if run is None:
+            return None
+        _log.info(
+            "reconciliation.catch_up_started",
+            **_fields(tenant),
+            since=run.since,
+            until=run.until,
+            list=run.kind,
+            page=run.page,
+        )
+        if tenant is None:
+            await self._deliveries_first()
+        catch_up = CatchUp(
+            self._inbox,
+            self._settings,
+            tenant=tenant,
+            tenants=self._tenants,
+            types=subscribed_types(endpoints),
+            clock=self._clock,
+            page_seconds=self._page_seconds,
+            settle_seconds=self._settle_seconds,
+            wake=self._wake,
+        )
+
+        async def save(progress: CatchUpRun) -> None:
+            await self._save_progress(tenant, run, progress)
+
+        async with self._open_upstream(tenant) as upstream:
+            finished = await catch_up.run(upstream, run, save)
+        await self._save_progress(tenant, run, None)
+        _log.info("reconciliation.caught_up", **_fields(tenant), **_counts(finished))
+        return finished
+
+    async def _save_progress(
+        self, tenant: Tenant | None, began: CatchUpRun, progress: CatchUpRun | None
+    ) -> None:
+        """Store the progress of a run that began as ``began``; None: it has finished."""
+        await trio.lowlevel.checkpoint()
+        state = self._states[_key(tenant)]
+        if state.run is None or (state.run.since, state.run.until) != (began.since, began.until):
+            # A new gap was found meanwhile: its run begins after this one.
+            return
+        if progress is not None and progress.page % LOG_EVERY_PAGES == 0:
+            _log.info("reconciliation.catching_up", **_fields(tenant), **_counts(progress))
+        await self._save(tenant, attrs.evolve(state, run=progress))
+
+    # -- the stored state --------------------------------------------------------------------
+
+    async def _load(self, tenant: Tenant | None) -> AccountState:
+        key = _key(tenant)
+        if key not in self._states:
+            text = await self._inbox.read_checkpoint(state_name(key))
+            state = AccountState()
+            if text is not None:
+                try:
+                    state = AccountState.from_text(text)
+                except ValueError as error:
+                    _log.error("reconciliation.checkpoint_unreadable", error=str(error))
+            self._states[key] = state
+        await trio.lowlevel.checkpoint()
+        return self._states[key]
+
+    async def _save(self, tenant: Tenant | None, state: AccountState) -> None:
+        key = _key(tenant)
+        # In memory first: a check and a catch-up of one account write by turns.
+        self._states[key] = state
+        await self._inbox.write_checkpoint(state_name(key), state.as_text(), term=self._term)
+
+
+def _key(tenant: Tenant | None) -> str | None:
+    return None if tenant is None else tenant.id
+
+
+def _fields(tenant: Tenant | None) -> dict[str, str]:
+    return {} if tenant is None else {"tenant": tenant.identifier}
+
+
+def _counts(run: CatchUpRun) -> dict[str, Any]:
+    return {
+        "list": run.kind,
+        "page": run.page,
+        "listed": run.listed,
+        "changed": run.changed,
+        "put": run.put,
+        "uncertain": run.uncertain,
+    }

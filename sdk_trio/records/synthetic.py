@@ -1,0 +1,32 @@
+"""Synthetic events: made by this program from the upstream's current state, not delivered. Pure.
+
+Their ``webhook-id`` has a prefix that no sender uses. It is made of the type, the subject and the
+time of the subject's last change, so the same state always has the same id.
+"""
+
+import hashlib
+from typing import Final
+
+#: The prefix of the ``webhook-id`` of every synthetic event.
+SYNTHETIC_PREFIX: Final = "sdkstate_"
+
+#: Hexadecimal digits of the id after the prefix: 128 bits.
+_DIGITS: Final = 32
+
+
+def synthetic_id(event_type: str, subject: str, modified_at: str) -> str:
+    """Return the ``webhook-id`` of the event for one state of a subject.
+
+    Args:
+        event_type: such as ``order.paid``.
+        subject: ``data.id``.
+        modified_at: the time of the last change, as the upstream wrote it.
+    """
+    # Separated by a character that no type contains, so two different triples never agree.
+    text = f"{event_type}\0{subject}\0{modified_at}"
+    return SYNTHETIC_PREFIX + hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
+
+
+def is_synthetic(webhook_id: str) -> bool:
+    """Return whether an event was made from the upstream's state."""
+    return webhook_id.startswith(SYNTHETIC_PREFIX)

@@ -1,0 +1,351 @@
+"""Catch-up by state after outages in which the upstream disabled the endpoint."""
+
+import pytest
+import trio
+from support.outage import at, disable, order, shop, subscription
+from support.postgres import running_server
+from support.waiting import until
+
+from sdk_trio.reconcile.catch_up import CatchUp
+from sdk_trio.reconcile.gap import CatchUpRun
+from sdk_trio.records.synthetic import synthetic_id
+from sdk_trio.records.tenants import EnvironmentVariable, TenantCredentials
+from sdk_trio.testing import SendingUpstream
+
+HOUR = 3600.0
+DAY = 24 * HOUR
+
+
+async def test_the_states_of_a_gap_are_handled_once_and_running_it_again_changes_nothing():
+    async with shop() as place:
+        upstream, clock = place.upstream, place.clock
+        async with place.running():
+            now = clock()
+            for number in range(10):
+                record = order(f"ord_{number:03}", created=now - 3 * HOUR, modified=now)
+                upstream.change("orders", record, "order.created", "order.paid", "order.updated")
+            await until(lambda: len(place.got) == 30)
+            assert await place.catch_up() is None  # no gap
+        await disable(place)
+        clock.move(hours=1)
+        now = clock()
+        for number in range(8):
+            for later in (1, 2):  # of several states the last one can be known
+                record = order(f"ord_{number:03}", created=now - 4 * HOUR, modified=now + later)
+                upstream.change("orders", record, "order.updated")
+        for number in range(150):  # two pages
+            record = order(f"ord_new_{number:03}", created=now, modified=now + 3)
+            upstream.change("orders", record, "order.created", "order.paid", "order.updated")
+        assert upstream.organization.skipped_unrecorded == 16 + 450
+        place.got.clear()
+        clock.move(hours=2)
+        async with place.running():
+            assert await place.catch_up() is None  # still disabled
+            assert place.got == []
+            upstream.enable()
+            finished = await place.catch_up()
+            new = [(f"ord_new_{number:03}", at(now + 3)) for number in range(150)]
+            changed = [(f"ord_{number:03}", at(now + 2)) for number in range(8)]
+            assert place.states("order.updated", synthetic=True) == sorted(changed + new)
+            # The upstream had tried to deliver these, so it delivers them again.
+            redelivered = [name for name, _ in place.states("order.updated", synthetic=False)]
+            assert redelivered == [f"ord_lost_{number}" for number in range(10)]
+            for event_type in ("order.paid", "order.created"):
+                names = [name for name, _ in place.states(event_type)]
+                assert names == sorted(redelivered + [name for name, _ in new])
+            assert finished.uncertain == 0
+            count = len(place.got)
+            assert await place.catch_up() is None
+            clock.move(hours=1)  # without contact: the same states are compared again
+            again = await place.catch_up()
+            assert (again.put, len(place.got)) == (0, count)
+
+
+async def put(place, *, since, until=None, types=None, **arguments):
+    """Run a catch-up over a time, without a watch; return it."""
+    run = CatchUpRun(since, place.clock() if until is None else until, types)
+
+    async def save(progress):
+        await trio.lowlevel.checkpoint()
+
+    watch = place.watch()
+    runtime = place.runtime
+    work = CatchUp(
+        runtime.receiver.store,
+        place.settings,
+        clock=place.clock,
+        page_seconds=0.0,
+        settle_seconds=0.0,
+        wake=runtime.wake,
+        **arguments,
+    )
+    async with watch._open_upstream(None) as upstream:
+        return await work.run(upstream, run, save)
+
+
+async def test_an_older_state_that_waits_does_not_overwrite_a_newer_one_that_arrived():
+    async with shop(Webhooks__Queue__Workers=1) as place:
+        upstream, begun, go_on = place.upstream, trio.Event(), trio.Event()
+
+        async def block(event):
+            begun.set()
+            await go_on.wait()
+
+        place.handle = block
+        async with place.running():
+            now = place.clock()
+            upstream.change(
+                "orders", order("ord_busy", created=now, status="pending"), "order.created"
+            )
+            await begun.wait()
+            older = order("ord_1", created=now - 5, modified=now - 4)
+            upstream.change("orders", older)  # skipped: no event
+            finished = await put(place, since=now - 60)
+            assert finished.put == 3
+            newer = order("ord_1", created=now - 5, modified=now - 1)
+            upstream.change("orders", newer, "order.updated", "order.paid")
+            await until(lambda: all(not e.pending for e in upstream.organization.events.values()))
+            go_on.set()
+            await place.idle()
+            assert place.states("order.updated") == [("ord_1", at(now - 1))]
+            # The delivered payment counts, not that of the state.
+            assert place.states("order.paid", synthetic=False) == [("ord_1", at(now - 1))]
+            assert place.states("order.paid", synthetic=True) == []
+            assert place.states("order.created", synthetic=True) == [("ord_1", at(now - 4))]
+
+
+async def test_a_refund_that_was_handled_is_not_followed_by_its_payment():
+    async with shop() as place, place.running():
+        upstream, now = place.upstream, place.clock()
+        for name, status in (("ord_whole", "refunded"), ("ord_part", "partially_refunded")):
+            record = order(name, created=now - 10, modified=now, status=status)
+            upstream.change("orders", record, "order.refunded")
+        record = order("ord_both", created=now - 10, modified=now, status="refunded")
+        upstream.change("orders", record)
+        await until(lambda: len(place.got) == 2)
+        await put(place, since=now - 60)
+        await place.idle()
+        assert [name for name, _ in place.states("order.paid")] == ["ord_both", "ord_part"]
+        both = [kind for kind, name, *_ in place.got if name == "ord_both"]
+        assert both == ["order.created", "order.paid", "order.refunded", "order.updated"]
+
+
+async def test_what_may_have_been_handled_before_the_inbox_began_is_left_out():
+    async with shop() as place, place.running():
+        upstream, now = place.upstream, place.clock()
+        upstream.change("orders", order("ord_first", created=now), "order.created")
+        await until(lambda: place.got)
+        upstream.change("orders", order("ord_old", created=now - 90 * DAY, modified=now))
+        record = subscription("sub_old", created=now - 90 * DAY, modified=now)
+        upstream.change("subscriptions", record)
+        record = subscription("sub_new", created=now - 90 * DAY, modified=now, ended_at=now)
+        upstream.change("subscriptions", record)
+        finished = await put(place, since=now - 60)
+        await place.idle()
+        assert finished.uncertain == 1  # order.paid of ord_old
+        made = {(kind, name) for kind, name, _, synthetic, _ in place.got if synthetic}
+        assert made == {
+            ("order.paid", "ord_first"),
+            ("order.updated", "ord_old"),
+            ("subscription.updated", "sub_old"),
+            ("subscription.revoked", "sub_new"),  # ended in the gap
+            ("subscription.updated", "sub_new"),
+        }
+
+
+async def test_a_type_that_the_endpoint_does_not_subscribe_to_is_not_put():
+    async with shop() as place:
+        upstream, clock = place.upstream, place.clock
+        upstream.organization.subscribed = ("order.updated",)
+        async with place.running():
+            assert await place.catch_up() is None
+            clock.move(hours=1)
+            now = clock()
+            upstream.change("orders", order("ord_1", created=now, modified=now))
+            upstream.calls.clear()
+            await place.catch_up()
+            assert [kind for kind, *_ in place.got] == ["order.updated"]
+            # No other list is read.
+            lists = {path for _, path in upstream.calls if not path.startswith("/webhooks")}
+            assert lists == {"/orders/"}
+
+
+async def test_a_catch_up_that_was_killed_continues_at_its_page():
+    async with shop() as place:
+        upstream, clock = place.upstream, place.clock
+        upstream.organization.subscribed = ("order.updated",)
+        async with place.running():
+            await place.watch().check(None)
+        clock.move(hours=2)
+        now = clock()
+        for number in range(450):  # five pages
+            upstream.change(
+                "orders", order(f"ord_{number:03}", created=now - 450 + number, modified=now)
+            )
+        async with place.running():
+            watch, scope = place.watch(), trio.CancelScope()
+            answer = upstream.answer
+
+            def kill_at_page_four(method, target, token, body):
+                if "page=4" in target and target.startswith("/v1/orders"):
+                    scope.cancel()
+                return answer(method, target, token, body)
+
+            upstream.answer = kill_at_page_four
+            endpoints = await watch.check(None)
+            with scope:
+                await watch.catch_up(None, endpoints)
+            assert scope.cancelled_caught
+            await place.idle()
+            assert len(place.got) == 300
+            upstream.answer = answer
+        async with place.running():
+            upstream.calls.clear()
+            finished = await place.catch_up()
+            assert upstream.calls.count(("GET", "/orders/")) == 2
+            assert (finished.listed, finished.put) == (450, 450)
+            names = [name for name, _ in place.states("order.updated")]
+            assert names == [f"ord_{number:03}" for number in range(450)]
+
+
+async def test_a_record_that_disappears_hides_no_other_one():
+    async with shop() as place, place.running():
+        upstream, now = place.upstream, place.clock()
+        for number in range(250):
+            upstream.change("orders", order(f"ord_{number:03}", created=now - 300 + number))
+        answer, records = upstream.answer, upstream.organization.records["orders"]
+
+        def remove_one(method, target, token, body):
+            if "page=2" in target and target.startswith("/v1/orders"):
+                records.pop("ord_000", None)
+            return answer(method, target, token, body)
+
+        upstream.answer = remove_one
+        await put(place, since=now - HOUR, types="order.updated")
+        await place.idle()
+        assert len({name for name, _ in place.states("order.updated")}) == 250
+
+
+async def test_ordinary_deliveries_are_accepted_while_a_catch_up_waits_for_the_workers():
+    async with shop(Webhooks__Queue__Workers=1, Webhooks__Queue__Capacity=60) as place:
+        upstream = place.upstream
+
+        async def work(event):
+            await trio.sleep(0.001)
+
+        place.handle = work
+        async with place.running(), trio.open_nursery() as nursery:
+            now = place.clock()
+            for number in range(300):
+                upstream.change("orders", order(f"ord_{number:03}", created=now - 10))
+            nursery.start_soon(lambda: put(place, since=now - 60, types="order.updated"))
+            await until(lambda: len(place.got) >= 20)
+            for number in range(10):
+                record = order(f"ord_live_{number:02}", created=now - 9, modified=now)
+                upstream.change("orders", record, "order.updated")
+            await until(lambda: len(place.states("order.updated", synthetic=False)) == 10)
+            assert place.runtime.deliveries.get("full", 0) == 0  # none was refused
+        assert upstream.organization.enabled
+
+
+async def test_each_tenant_is_read_with_its_own_token_and_the_host_by_organization(monkeypatch):
+    monkeypatch.setenv("ACME_TOKEN", "token-of-acme")
+    async with shop(MultiTenant__Enabled=True) as place:
+        organizations = {"a-token-for-tests": "org_host", "token-of-acme": "org_acme"}
+        upstream = SendingUpstream(organizations=organizations, clock=place.clock)
+        place.upstream = upstream
+        host, acme = upstream.organizations.values()
+        acme.target = "https://receiver.example/hooks/sdk/acme"
+        async with place.running():
+            service = place.runtime.receiver.tenancy.service
+            credentials = TenantCredentials(access_token=EnvironmentVariable("ACME_TOKEN"))
+            own = await service.add(
+                "acme", name="Acme", organization_id="org_acme", credentials=credentials
+            )
+            shared = await service.add("shared", name="Shared", organization_id="org_shared")
+            now = place.clock()
+            for owner, name in ((host, "org_shared"), (host, "org_acme"), (acme, "org_acme")):
+                record = order(
+                    f"ord_{owner.id}_{name}", created=now, modified=now, organization=name
+                )
+                upstream.change("orders", record, organization=owner)
+            watch = place.watch()
+            for tenant in (None, own):
+                await watch.check(tenant)
+            place.clock.move(hours=1)
+            for tenant in (None, own):
+                await watch.catch_up(tenant, await watch.check(tenant))
+            await place.idle()
+            store = place.runtime.receiver.store
+            found = {
+                (each.subject, each.tenant_id, each.signer)
+                for each in await store.find(type="order.updated")
+            }
+            assert found == {
+                ("ord_org_host_org_shared", shared.id, ""),
+                ("ord_org_acme_org_acme", own.id, own.id),
+            }
+
+
+async def test_an_endpoint_is_left_disabled_by_default(caplog):
+    async with shop() as place, place.running():
+        place.upstream.organization.enabled = False
+        await place.watch().check(None)
+        assert not place.upstream.organization.enabled
+        assert "reconciliation.endpoint_disabled" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("by_state", "backend"), [(True, "Sqlite"), (False, "Sqlite"), (True, "Postgres")]
+)
+async def test_the_runtime_catches_up_by_itself_after_a_gap(by_state, backend, monkeypatch):
+    if backend == "Postgres":
+        monkeypatch.setenv("SDK_POSTGRES_DSN", running_server().fresh())
+    async with shop(
+        Storage__Backend=backend,
+        Webhooks__Reconciliation__Enabled=True,
+        Webhooks__Reconciliation__ByState=by_state,
+    ) as place:
+        upstream = place.upstream
+        upstream.organization.subscribed = ("order.updated",)
+        async with place.running():
+            await place.watch().check(None)
+        place.clock.move(hours=3)
+        now = place.clock() - HOUR
+        upstream.change("orders", order("ord_1", created=now, modified=now))
+        upstream.calls.clear()
+        async with place.running():
+            if by_state:
+                await until(lambda: place.got)
+                key = synthetic_id("order.updated", "ord_1", at(now))
+                assert place.got == [("order.updated", "ord_1", at(now), True, key)]
+            else:
+                await until(lambda: ("GET", "/webhooks/deliveries") in upstream.calls)
+        assert by_state is (("GET", "/orders/") in upstream.calls)
+
+
+async def test_a_failing_upstream_leaves_the_gap_for_the_next_check(caplog):
+    async with shop() as place:
+        upstream = place.upstream
+        upstream.organization.subscribed = ("order.updated",)
+        async with place.running():
+            await place.watch().check(None)
+            place.clock.move(hours=3)
+            now = place.clock()
+            upstream.change("orders", order("ord_1", created=now, modified=now))
+            answer, failing = upstream.answer, True
+
+            def fail(method, target, token, body):
+                if failing and target.startswith("/v1/orders"):
+                    return 500, {"error": "Sad"}
+                return answer(method, target, token, body)
+
+            upstream.answer = fail
+            async with trio.open_nursery() as nursery:
+                watch = place.watch()
+                nursery.start_soon(lambda: watch.run(watch_seconds=0.05))
+                await until(lambda: "reconciliation.catch_up_failed" in caplog.text)
+                assert place.got == []
+                failing = False
+                await until(lambda: place.got)
+                nursery.cancel_scope.cancel()

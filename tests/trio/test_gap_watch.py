@@ -1,0 +1,96 @@
+"""The gap watch in virtual time: when it looks, and when it begins to catch up."""
+
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+from support.deliveries import SECRET
+from support.outage import order
+
+from sdk_trio.client.client import UpstreamDeliveries
+from sdk_trio.config import Settings
+from sdk_trio.reconcile.gap_watch import GapWatch
+from sdk_trio.storage.memory.inbox import MemoryInbox
+from sdk_trio.testing import SendingUpstream
+
+BEGIN = 1_700_000_000.0
+HOUR = 3600.0
+
+
+def now():
+    return BEGIN + trio.current_time()
+
+
+@pytest.fixture
+async def watched():
+    """Return an upstream and its inbox, which a gap watch watches from the beginning."""
+    upstream = SendingUpstream(secret=SECRET, clock=now)
+    upstream.organization.subscribed = ("order.updated",)
+    settings = Settings.from_mapping(
+        {
+            "Mode": "Custom",
+            "CustomBaseUrl": "https://upstream.example",
+            "AccessToken": "a-token-for-tests",
+            "Webhooks:Secret": SECRET,
+            "Webhooks:Reconciliation:ReenableEndpoint": True,
+            "Webhooks:Reconciliation:Enabled": True,
+        }
+    )
+    inbox = MemoryInbox(owner="here", lease_seconds=30, dedup_seconds=HOUR, payload_seconds=HOUR)
+    async with upstream.client() as client:
+
+        @asynccontextmanager
+        async def open_upstream(tenant):
+            yield UpstreamDeliveries(client)
+
+        ready = []
+        watch = GapWatch(inbox, settings, open_upstream, clock=now, is_ready=lambda: bool(ready))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watch.run)
+            yield upstream, inbox, ready
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_catch_up_begins_within_three_minutes_after_the_endpoint_is_enabled(
+    watched, autojump_clock
+):
+    upstream, inbox, _ = watched
+    await trio.sleep(600)
+    upstream.organization.enabled = False
+    await trio.sleep(3 * HOUR)
+    record = order("ord_1", created=now() - HOUR, modified=now() - HOUR)
+    upstream.change("orders", record)
+    upstream.calls.clear()
+    await trio.sleep(30)
+    assert ("GET", "/orders/") not in upstream.calls  # still disabled
+    upstream.enable()
+    await trio.sleep(180)
+    assert ("GET", "/orders/") in upstream.calls
+    (event,) = await inbox.find()
+    assert (event.type, event.subject) == ("order.updated", "ord_1")
+
+
+async def test_a_receiver_enables_its_endpoint_as_soon_as_it_is_ready_and_once_an_hour(
+    watched, autojump_clock
+):
+    upstream, _, ready = watched
+    owner = upstream.organization
+    await trio.sleep(600)
+    owner.enabled = False
+    await trio.sleep(2 * HOUR)
+    assert not owner.enabled  # not ready
+    ready.append(True)
+    await trio.sleep(61)
+    assert owner.enabled
+    owner.enabled = False
+    await trio.sleep(50 * 60)
+    assert not owner.enabled
+    await trio.sleep(11 * 60)
+    assert owner.enabled
+    assert upstream.calls.count(("PATCH", f"/webhooks/endpoints/{owner.endpoint_id}")) == 2
+
+
+async def test_a_watch_without_a_gap_lists_nothing(watched, autojump_clock):
+    upstream, _, _ = watched
+    await trio.sleep(24 * HOUR)
+    assert {path for _, path in upstream.calls} == {"/webhooks/endpoints"}

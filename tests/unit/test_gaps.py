@@ -1,0 +1,94 @@
+"""Gaps of the upstream's deliveries, and the stored state of an account."""
+
+import attrs
+import pytest
+
+from sdk_trio.reconcile.gap import (
+    LEAST_RETRIES_SECONDS,
+    OVERLAP_SECONDS,
+    AccountState,
+    CatchUpRun,
+    found_disabled,
+    found_enabled,
+    may_reenable,
+    state_name,
+)
+from sdk_trio.testing.simulation.sender import ATTEMPTS, BACKOFF_SECONDS, LONGEST_BACKOFF_SECONDS
+
+NOW = 1_700_000_000.0
+HOUR = 3600.0
+
+
+def enabled(state, now=NOW):
+    return found_enabled(state, now, lookback_seconds=24 * HOUR)
+
+
+def test_the_first_contact_is_no_gap():
+    assert enabled(AccountState()) == AccountState(contact=NOW)
+
+
+def test_an_endpoint_that_was_disabled_at_the_first_contact_is_a_gap():
+    state = enabled(found_disabled(AccountState(), NOW - HOUR))
+    assert (state.run.since, state.run.until) == (NOW - 24 * HOUR, NOW)
+
+
+def test_a_disabled_endpoint_is_a_gap_from_before_the_last_contact():
+    state = found_disabled(AccountState(contact=NOW - 60), NOW - 30)
+    assert found_disabled(state, NOW) == state
+    state = enabled(state)
+    assert state == AccountState(contact=NOW, run=CatchUpRun(NOW - 60 - OVERLAP_SECONDS, NOW))
+
+
+@pytest.mark.parametrize(("pause", "is_gap"), [(60, False), (600, False), (601, True)])
+def test_a_pause_that_is_longer_than_the_retries_is_a_gap(pause, is_gap):
+    state = enabled(AccountState(contact=NOW - pause))
+    assert (state.run is not None) is is_gap
+
+
+def test_no_pause_outlasts_the_retries_of_the_sender_unnoticed():
+    waits = (
+        min(BACKOFF_SECONDS * 2.0**n, LONGEST_BACKOFF_SECONDS) / 2 for n in range(ATTEMPTS - 1)
+    )
+    assert sum(waits) > LEAST_RETRIES_SECONDS
+
+
+def test_a_second_gap_begins_an_unfinished_run_again():
+    run = CatchUpRun(NOW - 9 * HOUR, NOW - 8 * HOUR, page=7, put=3)
+    state = enabled(AccountState(contact=NOW - 2 * HOUR, run=run))
+    assert state.run == CatchUpRun(NOW - 9 * HOUR, NOW)
+    assert enabled(state, NOW + 60).run == state.run  # no gap: it goes on
+
+
+def test_a_clock_that_was_set_back_is_no_gap():
+    state = enabled(AccountState(contact=NOW + HOUR))
+    assert state == AccountState(contact=NOW)
+
+
+def test_the_endpoint_is_enabled_at_most_once_an_hour():
+    assert may_reenable(AccountState(), NOW)
+    assert not may_reenable(AccountState(reenabled_at=NOW - HOUR + 1), NOW)
+    assert may_reenable(AccountState(reenabled_at=NOW - HOUR), NOW)
+    assert may_reenable(AccountState(reenabled_at=NOW + 5), NOW)  # by a clock that was ahead
+
+
+def test_a_state_is_read_as_it_was_stored():
+    run = CatchUpRun(NOW, NOW + 1, "order.*", "orders", 3, 250, 1, 200, 20, 10, 1)
+    for state in (AccountState(), AccountState(NOW, NOW, NOW, run)):
+        assert AccountState.from_text(state.as_text()) == state
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"run": 1}', '{"run": null, "contact": NaN}'])
+def test_another_text_is_no_state(text):
+    with pytest.raises(ValueError, match="not a state"):
+        AccountState.from_text(text)
+
+
+def test_each_account_has_its_own_state():
+    assert (
+        len({state_name(None), state_name("a"), state_name(None, "x"), state_name("a", "x")}) == 4
+    )
+
+
+def test_a_list_begins_at_its_first_page():
+    run = attrs.evolve(CatchUpRun(1.0, 2.0), page=9, total=800, restarts=2, put=5)
+    assert run.begin_list("orders") == attrs.evolve(run, kind="orders", page=1, total=0, restarts=0)
