@@ -91,6 +91,8 @@ class Change(enum.Enum):
     """Keep the record and its first body, set its new state, go on counting its attempts."""
     RESTART = enum.auto()
     """As UPDATE, but with attempts at 0 and the last error cleared."""
+    QUEUE = enum.auto()
+    """As RESTART, and ``received``, for our own workers, instead of the caller's state."""
 
 
 class AdmissionRule(msgspec.Struct, frozen=True):
@@ -120,8 +122,13 @@ ACCEPTING = {
 }
 
 #: The rulings of ``claim``, after which the delivery is ``running``, inline. The attempts of a dead
-#: one go on counting: from zero, the sender's redeliveries would run it without end.
-CLAIMING = {**ACCEPTING, ExistingState.DEAD: _CONTINUE}
+#: one go on counting: from zero, the sender's redeliveries would run it without end. A parked one
+#: was answered 200, so its sender need not deliver it again if an inline run fails: workers run it.
+CLAIMING = {
+    **ACCEPTING,
+    ExistingState.DEAD: _CONTINUE,
+    ExistingState.PARKED: AdmissionRule(Admission.QUEUED, Change.QUEUE),
+}
 
 #: The rulings of ``park``. A delivery that waits for a redelivery gets its last one here: the
 #: sender is told 200 and comes no more, and only as ``parked`` can it be replayed.

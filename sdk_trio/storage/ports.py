@@ -124,8 +124,9 @@ class Inbox(Protocol):
 
         The attempt counts as started. ``RUNNING`` when another owner's live lease runs it inline;
         one of our own (the caller knows that it does not run), or whose lease has expired, or that
-        waits for a redelivery, or is dead or parked, is claimed (attempts continue after a failed
-        or dead run, and start anew after parked).
+        waits for a redelivery, or is dead, is claimed, and its attempts continue. One that is
+        parked becomes ``received`` for our own workers, and is ``QUEUED``: its sender was answered
+        200, and need not deliver it again.
         """
         ...
 

@@ -766,6 +766,22 @@ async def test_why_a_delivery_is_parked_is_kept_until_it_runs_again(stores: Stor
     assert record.last_error is None
 
 
+async def test_a_copy_of_a_parked_delivery_is_run_by_workers_whatever_its_sender_does(
+    stores: Stores,
+) -> None:
+    inbox = await stores.open()
+    await inbox.park(delivery("m1"), "its tenant sleeps")
+    # It was answered 200: if an inline run of the copy failed, nothing would run it again.
+    copy = await inbox.claim(delivery("m1", at=1001))
+    assert copy == Admitted(Admission.QUEUED)
+    (record,) = (await inbox.take_due(limit=10, now=1001)).records
+    assert (record.key, record.attempts, record.last_error) == ("m1", 0, None)
+    assert await inbox.start("m1", now=1001)
+    await inbox.finish("m1", Retry(1002, "boom"), now=1001)
+    (record,) = (await inbox.take_due(limit=10, now=1002)).records
+    assert record.key == "m1"
+
+
 async def test_a_done_delivery_that_is_repeated_is_its_next_generation(stores: Stores) -> None:
     inbox = await stores.open()
     await inbox.accept(delivery("m1"), leased=True)

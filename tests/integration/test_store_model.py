@@ -97,6 +97,10 @@ class Model:
             if now - row.finished <= DEDUP:
                 return Admission.DONE, row.attempts
             row = None
+        admission = Admission.NEW
+        if row is not None and row.state == "parked" and verb == "claim":
+            # Its sender was answered 200, so workers run it.
+            verb, leased, admission = "accept", False, Admission.QUEUED
         if row is None:
             row = self.new(d)
         elif row.state in OPEN and row.queued:
@@ -123,7 +127,7 @@ class Model:
             row.started = now
         if verb == "claim" or leased:
             row.owner, row.until = owner, now + LEASE
-        return Admission.NEW, before
+        return admission, before
 
     def start(self, id_: str, owner: str, now: float, alone: bool) -> bool:
         row = self.rows.get(id_)

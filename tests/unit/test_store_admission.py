@@ -42,16 +42,17 @@ def test_the_state_of_a_record(record: Known, standing: ExistingState) -> None:
 
 
 @pytest.mark.parametrize("rulings", [ACCEPTING, CLAIMING, PARKING])
-def test_every_standing_has_an_answer_and_only_new_writes(rulings) -> None:  # type: ignore[no-untyped-def] # a table
+def test_every_standing_has_an_answer_and_only_new_and_requeued_write(rulings) -> None:  # type: ignore[no-untyped-def] # a table
     assert set(rulings) == set(ExistingState)
     for ruling in rulings.values():
-        assert (ruling.admission is Admission.NEW) == (ruling.change is not Change.NOTHING)
+        writes = ruling.admission is Admission.NEW or ruling.change is Change.QUEUE
+        assert writes == (ruling.change is not Change.NOTHING)
 
 
 def test_attempts_go_on_after_a_failed_run_and_start_anew_after_replay_like_ends() -> None:
     assert CLAIMING[ExistingState.DEAD].change is Change.UPDATE
     assert ACCEPTING[ExistingState.DEAD].change is Change.RESTART
-    assert CLAIMING[ExistingState.PARKED].change is Change.RESTART
+    assert CLAIMING[ExistingState.PARKED].change is Change.QUEUE
     assert CLAIMING[ExistingState.WAITING].change is Change.UPDATE
 
 

@@ -271,7 +271,9 @@ class MemoryInbox(MemoryBackend):
             self._keep_other(row, delivery)
         if ruling.change is Change.NOTHING:
             return Admitted(ruling.admission, attempts, same_body)
-        restart = ruling.change is Change.RESTART
+        restart = ruling.change in (Change.RESTART, Change.QUEUE)
+        if ruling.change is Change.QUEUE:
+            state, leased = DeliveryState.RECEIVED, False
         before = 0 if restart else attempts
         earlier = row.earlier_attempts + attempts - before
         running = state is DeliveryState.RUNNING

@@ -287,7 +287,9 @@ def _admit_known(
         return Admitted(rule.admission, attempts, same_body), None
     # A record that was given up begins anew: its earlier attempts are counted apart, so that the
     # number of allowed ones is whole again.
-    restart = rule.change is Change.RESTART
+    restart = rule.change in (Change.RESTART, Change.QUEUE)
+    if rule.change is Change.QUEUE:
+        arriving, state = Arriving(delivery, None), DeliveryState.RECEIVED
     before = 0 if restart else attempts
     earlier += attempts - before
     _readmit(tx, terms, arriving, sequence, state, reason, before, earlier, restart, stored)

@@ -95,17 +95,8 @@ class Operator:
         return False
 
     async def replay(self, records: Sequence[DeliveryRecord]) -> None:
-        """Replay the parked events.
-
-        Also those of which a later copy has failed inline: the event waits for its sender then,
-        which was answered 200 for an earlier copy and may not deliver it again.
-        """
-        parked = [
-            each.key
-            for each in records
-            if each.state is DeliveryState.PARKED
-            or (each.state is DeliveryState.RETRYING and each.key in self._auditor.parked)
-        ]
+        """Replay the parked events."""
+        parked = [each.key for each in records if each.state is DeliveryState.PARKED]
         for runtime in self._runtimes()[:1] if parked else ():
             try:
                 with trio.move_on_after(PATIENCE_SECONDS):
