@@ -175,8 +175,10 @@ class QueuedRuns:
         if is_synthetic(delivery.webhook_id):
             newer = await retry_until_stored(lambda: find_superseding(self._inbox, delivery))
             if newer is not None:
-                _log.info("webhook.superseded", webhook_id=delivery.webhook_id, by=newer)
-                return await self._end(delivery, lease, attempt, DONE)
+                superseded = Done(reason=f"superseded by {newer}")
+                await self._recorder.record_until_stored(lease, superseded)
+                self._recorder.report_superseded([(delivery.key, newer)])
+                return superseded
         ended = await self._invocations.run(arrival, handler, tenant, attempt)
         outcome: Outcome = DONE
         if not ended.is_concluded:
