@@ -404,7 +404,9 @@ class GroupCommit(trio.abc.Instrument):
         except trio.Cancelled:
             with trio.move_on_after(STALL_SECONDS, shield=True) as patience:
                 await _wait_again(unit)
-            if patience.cancelled_caught:
+            # The answer may have come in the iteration in which the patience ended: no other answer
+            # would end the silence then.
+            if patience.cancelled_caught and not unit.finished:
                 self._fall_silent(STALL_SECONDS)
             raise
         if unit.refused:
