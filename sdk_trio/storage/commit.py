@@ -601,7 +601,7 @@ class GroupCommit(trio.abc.Instrument):
             if batch[0].alone:
                 assert batch[0].work is not None
                 batch[0].value = self._engine.run_alone(batch[0].work)
-                return True
+                return False  # it proves no write: a poll only reads
             durable = any(unit.durable for unit in batch)
             lone = len(batch) == 1 and batch[0].kind is not None
             return self._transact(work, durable=durable, lone=lone)

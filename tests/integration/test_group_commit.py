@@ -303,6 +303,7 @@ async def test_a_store_that_only_reads_is_still_failing(
     assert await store.submit(keys) == []
     assert store.failing
     await store.run_alone(lambda connection: connection.execute("PRAGMA max_page_count = 9999"))
+    assert store.failing, "work outside of a transaction may only have read"
     await put(store, "k")
     assert not store.failing
 
