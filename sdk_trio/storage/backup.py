@@ -146,7 +146,11 @@ def _publish(archive: Path, file: Path) -> None:
             raise
         except OSError:  # a file system without hard links: take the name first, then replace it
             os.close(open_file(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-            os.replace(archive, file)
+            try:
+                os.replace(archive, file)
+            except OSError:
+                file.unlink()  # empty, it would pass for a backup
+                raise
     except FileExistsError:
         raise _exists(file) from None
 

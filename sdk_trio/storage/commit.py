@@ -404,7 +404,9 @@ class GroupCommit(trio.abc.Instrument):
         except trio.Cancelled:
             with trio.move_on_after(STALL_SECONDS, shield=True) as patience:
                 await _wait_again(unit)
-            if patience.cancelled_caught:
+            # The answer may have come in the iteration in which the patience ended: no other answer
+            # would end the silence then.
+            if patience.cancelled_caught and not unit.finished:
                 self._fall_silent(STALL_SECONDS)
             raise
         if unit.refused:
@@ -599,7 +601,7 @@ class GroupCommit(trio.abc.Instrument):
             if batch[0].alone:
                 assert batch[0].work is not None
                 batch[0].value = self._engine.run_alone(batch[0].work)
-                return True
+                return False  # it proves no write: a poll only reads
             durable = any(unit.durable for unit in batch)
             lone = len(batch) == 1 and batch[0].kind is not None
             return self._transact(work, durable=durable, lone=lone)

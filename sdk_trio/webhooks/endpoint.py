@@ -259,13 +259,20 @@ class Endpoint:
         # Nearly all deliveries have no tenant, so that is checked without a call.
         parking = runner.parking
         tenant = None if delivery.tenant_id is None else await parking.tenant_of(delivery)
-        if handler is None or (
-            delivery.tenant_id is not None and parking.is_suspended(handler, delivery, tenant)
-        ):
-            return await parking.park(delivery, handler, tenant)
+        is_suspended = (
+            delivery.tenant_id is not None
+            and handler is not None
+            and parking.is_suspended(handler, delivery, tenant)
+        )
         paused = bool(runner.pauses.active) and runner.pauses.holds(delivery.type)
-        if not (handler.enqueue or paused):
+        if handler is not None and not (handler.enqueue or is_suspended or paused):
             return await runner.inline.run(arrival, handler, tenant, expiry=expiry)
+        # A redelivery, whose tenant was suspended or whose body has another type, may meet an
+        # inline run of its key. The store would take the claim of that run for a leftover.
+        if runner.inline.runs_key_of(delivery):
+            return await runner.inline.join(delivery)
+        if handler is None or is_suspended:
+            return await parking.park(delivery, handler, tenant)
         if handler.ordered:
             arrival = replace(arrival, delivery=replace(delivery, ordered=True))
         return await queue.accept(arrival, direct=not (handler.limited or paused))

@@ -225,6 +225,14 @@ class InlineRuns:
         if len(self._unrecorded) > MOST_UNRECORDED:
             self._unrecorded.popitem(last=False)
 
+    def runs_key_of(self, delivery: NewDelivery) -> bool:
+        """Return whether a run of the delivery's key is in flight."""
+        return bool(self._in_flight) and delivery.key in self._in_flight
+
+    async def join(self, delivery: NewDelivery) -> Answer:
+        """Wait for the run in flight of the delivery's key, and return its answer."""
+        return await self._join(self._in_flight[delivery.key], delivery)
+
     # -- deliveries that do not run ----------------------------------------------------------
 
     async def _join(self, in_flight: InFlight, delivery: NewDelivery) -> Answer:

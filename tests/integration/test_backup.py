@@ -1,5 +1,6 @@
 """``storage backup`` and ``storage restore``, on both engines and between them."""
 
+import errno
 import gzip
 import io
 import json
@@ -480,3 +481,20 @@ def test_a_restore_that_has_not_come_to_its_end_is_no_store(
     assert (half.status, "storage restore" in half.err) == (78, True)
     assert command_line("storage", "restore", str(saved), *place.words).status == 0
     assert command_line("events", "list", *place.words).status == 0
+
+
+def test_a_backup_that_cannot_get_its_name_leaves_no_empty_file(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, "refused")
+
+    connection = apsw.Connection(str(tmp_path / "inbox.db"))
+    prepare_sqlite(connection, file=str(tmp_path / "inbox.db"))
+    connection.close()
+    monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(os, "replace", refuse)
+    make = partial(backup.copy_file, tmp_path / "inbox.db")
+    with pytest.raises(TransferError, match="refused"):
+        backup.back_up(saved, make, backend="sqlite", report=lambda *_: None)
+    assert not saved.exists()

@@ -303,6 +303,7 @@ async def test_a_store_that_only_reads_is_still_failing(
     assert await store.submit(keys) == []
     assert store.failing
     await store.run_alone(lambda connection: connection.execute("PRAGMA max_page_count = 9999"))
+    assert store.failing, "work outside of a transaction may only have read"
     await put(store, "k")
     assert not store.failing
 
@@ -409,6 +410,28 @@ async def test_posted_work_waits_a_moment_for_other_work(file: str) -> None:
 
 
 # -- cancellation and silence ------------------------------------------------------------------
+
+
+async def test_an_answer_at_the_end_of_a_cancelled_callers_patience_leaves_no_silence(
+    store: GroupCommit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commit_module, "STALL_SECONDS", 0.05)
+
+    async def ask(scope: trio.CancelScope, opened: threading.Event) -> None:
+        with scope:
+            await store.submit(lambda _: opened.wait(60))
+
+    for number in range(8):  # Trio resumes the caller before or after the answer, at random
+        scope, opened = trio.CancelScope(), threading.Event()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask, scope, opened)
+            await trio.testing.wait_all_tasks_blocked()
+            scope.cancel()
+            await trio.testing.wait_all_tasks_blocked()
+            opened.set()
+            # The event loop is blocked, as in a stopped process, until both are due.
+            time.sleep(0.1)  # noqa: ASYNC251
+        await put(store, f"after {number}")
 
 
 async def test_a_call_that_is_cancelled_already_changes_nothing(store: GroupCommit) -> None:

@@ -3,11 +3,12 @@
 import base64
 import json
 import time
+from functools import partial
 
 import pytest
 import trio
 import trio.testing
-from support.deliveries import SECRET
+from support.deliveries import SECRET, settings
 from support.postgres import on_every_store
 from support.serving import (
     RawWire,
@@ -24,8 +25,10 @@ from support.serving import (
 from support.waiting import until
 
 from sdk_trio.errors import RetryLater
+from sdk_trio.events import OrderPaidEvent, OrderUpdatedEvent
 from sdk_trio.records.deliveries import DeliveryState
-from sdk_trio.testing import sign_delivery
+from sdk_trio.testing import running_app, sign_delivery
+from sdk_trio.webhooks import HandlerRegistry
 
 OPAQUE = (
     b"HTTP/1.1 400 \r\ncontent-type: application/json\r\ncontent-length: 27",
@@ -657,3 +660,27 @@ async def test_an_error_whose_text_cannot_be_kept_is_a_failure_like_any_other(
         assert delivered.state is (DeliveryState.DEAD if enqueue else DeliveryState.RETRYING)
         assert name in delivered.error
         assert (await app.deliver("order.paid")).state is DeliveryState.DONE
+
+
+@pytest.mark.parametrize("other", ["order.updated", "order.created"], ids=["enqueued", "parked"])
+async def test_another_type_under_the_key_of_an_inline_run_waits_for_that_run(other):
+    runs, end = [], trio.Event()
+
+    async def pays(event):
+        runs.append(event.type)
+        await end.wait()
+
+    async def updates(event):
+        runs.append(event.type)
+
+    handlers = HandlerRegistry()
+    handlers.register(OrderPaidEvent, pays)
+    handlers.register(OrderUpdatedEvent, updates, enqueue=True)
+    async with running_app(handlers, settings()) as app, trio.open_nursery() as nursery:
+        nursery.start_soon(partial(app.deliver, "order.paid", webhook_id="m1", expect="done"))
+        await until(lambda: runs)
+        nursery.start_soon(partial(app.deliver, other, webhook_id="m1", expect="done"))
+        with trio.move_on_after(0.2):
+            await until(lambda: len(runs) > 1)
+        end.set()
+    assert runs == ["order.paid"]

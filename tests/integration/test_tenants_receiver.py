@@ -5,6 +5,7 @@ import secrets
 import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -305,6 +306,35 @@ async def test_events_of_a_suspended_tenant_run_unless_their_handler_asks_otherw
     assert runs.identifiers == ["tenant-a", "tenant-b"]
     assert runs.events[0].tenant.status is TenantStatus.SUSPENDED
     assert waits.identifiers == ["tenant-b", "tenant-a"]
+
+
+async def test_a_redelivery_of_a_tenant_suspended_during_its_inline_run_waits_for_that_run(
+    tmp_path: Path,
+) -> None:
+    handlers = HandlerRegistry()
+    begun, end = trio.Event(), trio.Event()
+
+    @handlers.on(OrderPaidEvent, run_when_suspended=False)
+    async def pay(event: OrderPaidEvent) -> None:
+        begun.set()
+        await end.wait()
+
+    async with app_with_two_tenants(tmp_path, handlers) as (app, _):
+        deliver = partial(
+            app.deliver,
+            "order.paid",
+            {"customer": {"organization_id": "org_a"}},
+            webhook_id="m1",
+            expect="done",
+        )
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(deliver)
+            await begun.wait()
+            await tenants_of(app).suspend("tenant-a", reason="unpaid")
+            nursery.start_soon(deliver)
+            with trio.move_on_after(0.2):
+                await until(lambda: app.runtime.receiver.counters.values.get("parked"))
+            end.set()
 
 
 @pytest.mark.parametrize("suspended", [False, True])
