@@ -185,9 +185,9 @@ def fence_missing() -> Any:
 
 def deduplication_forgets() -> Any:
     """Finished ids are forgotten after a second."""
-    standing = admission.standing_of
+    standing = admission.existing_state
     return patch.object(
-        deliveries, "standing_of", lambda known, now, dedup_seconds: standing(
+        deliveries, "existing_state", lambda known, now, dedup_seconds: standing(
             known, now=now, dedup_seconds=1.0
         )
     )  # fmt: skip

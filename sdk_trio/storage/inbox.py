@@ -3,8 +3,8 @@
 All changes of this process go through one :class:`GroupCommit`, reads through :class:`ReaderPool`.
 A read sees every change whose method has returned.
 
-The inbox holds the leases of the runs of this process, by key. A claim whose caller has left is not
-among them, so the next renewal gives it up.
+The inbox holds the leases of this process's runs, by key. The lease of a claim whose caller was
+cancelled is not among them, so the next renewal gives it up.
 
 Cancellation: a write that has begun is finished, see ``storage.commit``; a read is interrupted.
 """
@@ -40,7 +40,7 @@ from .sql.leases import Claimed, Place, new_token
 from .sql.methods import SqlPart, committed, committed_by_owner, on_reader
 
 if TYPE_CHECKING:
-    # Most receivers have no tenants, and start without what is known of them.
+    # Most receivers have no tenants, and start without these modules.
     from .sql.notifications import SqlNotifications
     from .sql.tenants import SqlTenants, SqlUpgrade
 
@@ -50,8 +50,8 @@ T = TypeVar("T")
 #: wait. A pass over a large store takes many such transactions.
 PURGE_CHUNK = 50
 
-#: The wait after which a poll for due deliveries takes over no expired leases, in seconds, because
-#: the caller's time is old, and its clock may have been set since. The next poll does.
+#: A poll that waited longer than this, in seconds, takes over no expired leases: the caller's time
+#: is stale, and its clock may have been set since. The next poll does.
 LATE_SECONDS = 1.0
 
 
@@ -87,7 +87,7 @@ class SqlInbox(SqlPart, ABC):
         # Tokens of claims whose callers wait, which a renewal must not give up.
         self._pending: set[int] = set()
         self._unawaited_starts: dict[str, UnawaitedStart] = {}
-        # Bound once: work of one kind is known by having the same object.
+        # Bound once: the commit thread recognizes work of one kind by having the same object.
         self._accepting = self._accept_all
         self._claiming = self._claim_all
         self._starting = self._start_all
@@ -386,8 +386,8 @@ class SqlInbox(SqlPart, ABC):
         Args:
             find: a function of a transaction and the last row that it has returned, None at first;
                 rows begin with a sequence.
-            delete: a function of a transaction that deletes those which have not changed since.
-            before: the time that both are called with.
+            delete: a function of a transaction that deletes the rows which have not changed since.
+            before: the time that both get.
         """
         deleted = 0
         after: Row | None = None
@@ -397,7 +397,7 @@ class SqlInbox(SqlPart, ABC):
                 return deleted
             after = found[-1]
             sequences = [row[0] for row in found]
-            # No one is told of it: what a power cut brings back goes with the next pass.
+            # Nothing depends on it: the next pass deletes rows again that a power cut brings back.
             deleted += await self._commits.submit(
                 partial(delete, sequences=sequences, before=before), durable=False
             )
@@ -427,6 +427,6 @@ class SqlInbox(SqlPart, ABC):
         try:
             await self._readers.close()
         finally:
-            # It has a limit of its own, which is shorter.
+            # Its own time limit is shorter.
             with trio.move_on_after(2 * CLOSE_SECONDS, shield=True):
                 await self._commits.close()

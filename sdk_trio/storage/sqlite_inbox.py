@@ -58,14 +58,15 @@ from .sql.schema import prepare_sqlite
 
 T = TypeVar("T")
 
-#: Time to wait for a reader that keeps the log from being cleared, in seconds. Deliveries wait too.
+#: Time to wait for a reader that keeps the log from being cleared, in seconds. Deliveries wait,
+#: too.
 SHORT_SECONDS = 0.2
 
-#: Size of the log, in bytes, from which on it is copied during the retention. Its pages are all
-#: different ones: copying 16 MB of them takes 15 ms of CPU, this 3.
+#: Size of the log, in bytes, above which it is copied during the retention. Its pages are all
+#: different: copying 16 MB of them takes 15 ms of CPU, this 3.
 PURGE_LOG_BYTES = 4 << 20
 
-#: Time for ``open`` to close again what it has opened, in seconds.
+#: Time for a failed ``open`` to close the store again, in seconds.
 CLOSE_SECONDS = 4.0
 
 _log = get_logger("storage")
@@ -109,10 +110,10 @@ class SqliteInbox(SqlInbox):
             lease_seconds: duration of a lease without renewal; above 0.
             dedup_seconds: time that a finished id is remembered; 0 or more.
             payload_seconds: time that bodies are kept; 0 or more.
-            claims: the claims file, if this is the one process that runs deliveries. None: every
+            claims: the claims file, if this is the only process that runs deliveries. None: every
                 claim is awaited.
             turn: the file whose lock is the write lock of several processes that run deliveries.
-                None: this is the only one.
+                None: this is the only such process.
             distrust_log: rewrite a log that an earlier process left behind.
 
         Raises:
@@ -136,7 +137,7 @@ class SqliteInbox(SqlInbox):
         )
         inbox = cls(file, terms, engine)
         try:
-            # The first unit connects, and makes the tables of a new file.
+            # The first unit connects, and creates the tables of a new file.
             await inbox._commits.run_alone(lambda _: None)
             await inbox.changed_elsewhere()
             if claims is not None:
@@ -178,10 +179,10 @@ class SqliteInbox(SqlInbox):
         unawaited.keys.add(key)
         unawaited.drop(key)  # the end of an earlier run could not be recorded
         ended = unawaited.ended_run(key)
-        # Not synced: no sender is answered because of a claim, so after a power cut it delivers
-        # again.
+        # Not synced: no sender is answered because of a claim, so after a power cut the sender
+        # delivers again.
         admitted = await super().claim(delivery)
-        # A sender whose different body was kept as evidence is answered at once, without a run
+        # If a different body was stored as evidence, its sender is answered at once, without a run
         # whose end would sync.
         if not admitted.same_body and admitted.admission is not Admission.NEW:
             await self._commits.submit(lambda tx: sync_log(_connection_of(tx)))
@@ -195,7 +196,7 @@ class SqliteInbox(SqlInbox):
     async def _count_end(
         self, lease: Lease, delivery: NewDelivery, admitted: Admitted, ended: EndedRun
     ) -> Admitted:
-        """Count a run of the key that has ended an earlier process, unless that was done."""
+        """Count a run of the key in which an earlier process ended, unless that was done."""
         counted = await self._commits.submit(
             partial(
                 deliveries.count_ends,
@@ -244,7 +245,7 @@ class SqliteInbox(SqlInbox):
 
         is_done = False
         try:
-            # A cancelled caller, too, has to know whether the event is done. The wait is bounded by
+            # Even a cancelled caller has to know whether the event is done. The wait is bounded by
             # storage.commit.ANSWER_SECONDS of real time, as for every caller.
             with trio.CancelScope(shield=True):
                 value = await self._commits.submit(work, single=True, name=key)
@@ -276,7 +277,7 @@ class SqliteInbox(SqlInbox):
 
     async def changed_elsewhere(self) -> bool:
         """See :meth:`Inbox.changed_elsewhere`."""
-        # On the writing connection, because the number counts the changes of all *others*.
+        # On the writing connection, because the number counts the changes of *other* connections.
         version = await self._commits.run_alone(
             lambda connection: (self._engine.connections, int(connection.pragma("data_version"))),
             patient=False,
@@ -304,7 +305,7 @@ class SqliteInbox(SqlInbox):
             purged = await super().purge(now=now)
         finally:
             self._engine.checkpoint_bytes = CHECKPOINT_BYTES
-        # Deleted rows are still in the log until that is cleared.
+        # Deleted rows are in the log until it is cleared.
         if purged != Purged(0, 0, 0):
             await self._clear_log(SHORT_SECONDS)
         return purged
@@ -319,13 +320,13 @@ class SqliteInbox(SqlInbox):
         return await self._clear_log(BUSY_SECONDS)
 
     async def _clear_log(self, seconds: float) -> bool:
-        """Remove deleted data from the write-ahead log, too, and warn if a reader prevents it."""
+        """Remove deleted data from the write-ahead log; warn if a reader prevents it."""
         cleared = await self._commits.run_alone(partial(clear_log, seconds=seconds))
         if not cleared:
             _log.warning(
                 "store.log_kept",
                 hint="deleted bodies stay in the write-ahead log until the reader that needs it "
-                "(a backup, the replicator, an sqlite3 shell) has ended, and it is written anew",
+                "(a backup, the replicator, an sqlite3 shell) has ended",
             )
         return cleared
 
@@ -348,11 +349,11 @@ def _connection_of(transaction: SqlTransaction) -> apsw.Connection:
 #: for them; a sender gives up after 10 s.
 EFFECT_SECONDS = 1.0
 
-#: Instructions of SQLite's virtual machine between two looks at the clock.
+#: Instructions of SQLite's virtual machine between two reads of the clock.
 _STEPS = 10_000
 
-# Not the handler's failure: the disk or the file is the cause, and no statement of ours would fare
-# better.
+# Not the handler's failures: the disk or the file is the cause, and our own statements would fail,
+# too.
 _FAULTS = (
     apsw.BusyError,
     apsw.CantOpenError,
@@ -376,7 +377,7 @@ def _apply_within_budget(
 
     Raises:
         EventTakenOverError: the run is not ours.
-        EffectsFailedError: the effects have failed; its ``error`` says why.
+        EffectsFailedError: the effects have failed; its ``error`` is the reason.
     """
     require_ours(transaction, key, lease, attempt)
     connection = _connection_of(transaction)
@@ -398,7 +399,7 @@ def _within_budget(connection: apsw.Connection, effects: Effects[T]) -> T:
         raise
     except apsw.InterruptError as error:
         raise EffectsFailedError(_too_slow()) from error
-    except BaseException as error:  # the handler's own, whatever it is
+    except BaseException as error:  # raised by the handler
         raise EffectsFailedError(error) from None  # noqa: ASYNC104 - no task runs in this thread
     finally:
         connection.set_progress_handler(None)

@@ -1,4 +1,4 @@
-"""Tenants, messages and the upgrade of a store in memory: SQL tables that no file holds."""
+"""Tenants, messages and the upgrade of a store in memory: a SQLite database without a file."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -52,7 +52,7 @@ class MemoryTables:
         return value
 
     async def run(self, query: Callable[[SqlTransaction], T], /, *, seconds: float = math.inf) -> T:
-        """Run ``query`` and return its result; it takes no time."""
+        """Run ``query`` and return its result."""
         await self._begin()
         return query(self._transaction)
 
