@@ -7,6 +7,7 @@ until then. The exit status is 1 if a bug was not found. ``--seconds`` bounds th
 """
 
 import argparse
+import copy
 import math
 import sys
 import time
@@ -15,9 +16,13 @@ from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
+import attrs
 import trio
 
 from sdk_trio import HandlerRegistry
+from sdk_trio.admin import feed
+from sdk_trio.admin.feed import Feed
+from sdk_trio.base.breaker import CircuitBreaker, CircuitRefusal
 from sdk_trio.errors import StoreUnavailableError
 from sdk_trio.events import (
     OrderCreatedEvent,
@@ -27,14 +32,25 @@ from sdk_trio.events import (
 )
 from sdk_trio.records.deliveries import Admission, Admitted, Dead, Done, Retry
 from sdk_trio.storage import admission, commit, inbox, known_keys
+from sdk_trio.storage.claims import UnawaitedClaims
 from sdk_trio.storage.engines import sqlite as engine
 from sdk_trio.storage.sql import deliveries, leases
 from sdk_trio.storage.sqlite_inbox import SqliteInbox
-from sdk_trio.testing import World
+from sdk_trio.tenants.service import TenantCache, TenantService
+from sdk_trio.testing import MockUpstream, World
 from sdk_trio.testing.simulation.plan import Arrival, Fault, SimulationPlan, Trouble, make_plan
 from sdk_trio.testing.simulation.run import handled_types
 from sdk_trio.testing.simulation.world import Result, Simulation
-from sdk_trio.webhooks import answers, clock_watch, inline, invocation, queue, queued, recording
+from sdk_trio.webhooks import (
+    answers,
+    clock_watch,
+    inline,
+    invocation,
+    parking,
+    queue,
+    queued,
+    recording,
+)
 from sdk_trio.webhooks.leases import HeldLeases
 
 #: Worlds in which a kind of bug shows itself soon.
@@ -48,21 +64,56 @@ CLOCKS = World(
     faults=("clock",), most_faults=8, events=40, settings={"Webhooks:ToleranceSeconds": 7200}
 )
 TWO = World(faults=("stall", "kill"), events=16, processes=2)
+TENANTS = World(faults=(), events=16, tenants=2)
+FAILING = World(faults=(), tenants=2, dead_is_failure=False)
+SUSPENSIONS = World(faults=("suspend",), most_faults=8, events=30, tenants=2)
+FEED = World(faults=("deploy",), events=30, troubles=False, feed=True)
 ONE_WORKER = World(faults=(), events=16, settings={"Webhooks:Queue:Workers": 1})
 
 
-def handlers() -> HandlerRegistry:
+def handlers(*, run_when_suspended: bool = True) -> HandlerRegistry:
     """Return handlers of each kind: queued, inline, ordered."""
     registry = HandlerRegistry()
+    kind: Any = {"run_when_suspended": run_when_suspended}
 
     async def nothing(_event: Any) -> None:
         pass
 
-    registry.register(OrderCreatedEvent, nothing, enqueue=True)
-    registry.register(OrderPaidEvent, nothing)
-    registry.register(SubscriptionActiveEvent, nothing, enqueue=True, ordered=True)
-    registry.register(SubscriptionCanceledEvent, nothing, enqueue=True, ordered=True)
+    registry.register(OrderCreatedEvent, nothing, enqueue=True, **kind)
+    registry.register(OrderPaidEvent, nothing, **kind)
+    registry.register(SubscriptionActiveEvent, nothing, enqueue=True, ordered=True, **kind)
+    registry.register(SubscriptionCanceledEvent, nothing, enqueue=True, ordered=True, **kind)
     return registry
+
+
+def calling_handlers() -> HandlerRegistry:
+    """Return handlers that call the upstream."""
+    registry = HandlerRegistry()
+
+    async def call(event: Any, services: Any) -> None:
+        await services.client.orders.get(event.data.id)
+
+    registry.register(OrderCreatedEvent, call, enqueue=True)
+    registry.register(OrderPaidEvent, call)
+    return registry
+
+
+def make_upstream() -> MockUpstream:
+    """Return an upstream that has every order."""
+    upstream = MockUpstream()
+    upstream.on("orders.get").gives({"id": "ord_1"})
+    return upstream
+
+
+def handlers_for(world: World) -> HandlerRegistry:
+    """Return the handlers that show most in a world."""
+    if world.upstream is not None:
+        return calling_handlers()
+    return handlers(run_when_suspended=not world.tenants)
+
+
+#: A world with outages of the upstream.
+OUTAGES = World(faults=("upstream",), troubles=False, upstream=make_upstream)
 
 
 class Everything:
@@ -197,13 +248,13 @@ def deduplication_lost_at_restart() -> Any:
     """A restarted process knows only the ids that it has seen itself."""
     add = deliveries.arrivals.add
 
-    def added(tx: Any, new: Any, **named: Any) -> Any:
+    def added(tx: Any, new: Any, *rest: Any, **named: Any) -> Any:
         for delivery in new:
             sequence = deliveries.arrivals.find_one(tx, delivery.key)
             if sequence is not None and tx.number not in _seen(tx, delivery.key):
                 deliveries.arrivals.remove(tx, [sequence])
             _seen(tx, delivery.key).add(tx.number)
-        return add(tx, new, **named)
+        return add(tx, new, *rest, **named)
 
     seen: dict[str, set[Any]] = {}
 
@@ -264,7 +315,7 @@ def expired_never_claimed() -> Any:
     """Leases that have expired are left alone, also at a start."""
     return _several(
         patch.object(leases, "_FIND_DUE", leases._FIND_DUE.replace(leases._HAS_EXPIRED, "1 = 0")),
-        patch.object(inbox.leases, "recover", lambda *_, **__: 0),
+        patch.object(inbox.SqlInbox, "recover", _none),
     )
 
 
@@ -357,7 +408,7 @@ def clock_step_ignored() -> Any:
     """A wall clock that is set back makes retries wait."""
     return _several(
         patch.object(clock_watch.ClockWatch, "check", lambda _self: math.inf),
-        patch.object(inbox.leases, "reschedule", lambda *_, **__: 0),
+        patch.object(inbox.SqlInbox, "reschedule", _none),
     )
 
 
@@ -397,8 +448,105 @@ def renewal_missing() -> Any:
     )
 
 
+def claim_believed_before_commit() -> Any:
+    """The end of an inline run trusts its claim while that is being committed."""
+    finish = UnawaitedClaims.finish
+
+    async def believing(self: Any, key: str, *arguments: Any, **named: Any) -> None:
+        run = self.runs[key]
+        if run.claim.value is not None and not run.claim.finished:
+            # A failure of the commit changes only the original.
+            self.runs[key] = run._replace(claim=copy.copy(run.claim))
+        await finish(self, key, *arguments, **named)
+
+    return patch.object(UnawaitedClaims, "finish", believing)
+
+
+def lanes_shared_by_tenants() -> Any:
+    """Ordered events of all tenants with one subject wait for each other."""
+    lane_of = deliveries.lane_of
+    return patch.object(
+        deliveries, "lane_of", lambda ordered, _tenant, subject: lane_of(ordered, None, subject)
+    )
+
+
+def suspension_ignored() -> Any:
+    """Events of a suspended tenant run, also those that wait for it."""
+    return patch.object(parking.Parking, "is_suspended", lambda *_: False)
+
+
+def suspension_noticed_late() -> Any:
+    """A process keeps what it has read of a tenant."""
+    return patch.object(TenantService, "_announce", lambda _self: None)
+
+
+def tenant_of_another() -> Any:
+    """The cache returns the tenant that it was asked for first."""
+    recall = TenantCache.recall
+
+    def first(self: Any, key: str) -> Any:
+        return vars(self).setdefault("first", recall(self, key))
+
+    return patch.object(TenantCache, "recall", first)
+
+
+def feed_runs_ahead() -> Any:
+    """The feed sends one page, and takes all that was there for a part of that page."""
+    send = Feed._send_deliveries
+
+    async def ahead(self: Any, socket: Any, listener: Any) -> bool:
+        await send(self, socket, listener)
+        listener.position = self._position
+        return False
+
+    return _several(patch.object(feed, "PAGE", 3), patch.object(Feed, "_send_deliveries", ahead))
+
+
+def feed_resumes_one_late() -> Any:
+    """The feed begins behind the delivery that follows a client's position."""
+    serve = Feed.serve
+
+    async def late(self: Any, upgrade: Any, query: Any, **named: Any) -> None:
+        if query.after:
+            query = attrs.evolve(query, after=query.after + 1)
+        await serve(self, upgrade, query, **named)
+
+    return patch.object(Feed, "serve", late)
+
+
+def feed_repeats() -> Any:
+    """A client that returns gets its last delivery again."""
+    serve = Feed.serve
+
+    async def early(self: Any, upgrade: Any, query: Any, **named: Any) -> None:
+        if query.after:
+            query = attrs.evolve(query, after=query.after - 1)
+        await serve(self, upgrade, query, **named)
+
+    return patch.object(Feed, "serve", early)
+
+
+def breaker_never_closes() -> Any:
+    """A circuit that has opened lets no probe pass."""
+    acquire = CircuitBreaker.acquire
+    opened: dict[int, Any] = {}
+
+    def never(self: Any) -> Any:
+        permit = opened.get(id(self)) or acquire(self)
+        if isinstance(permit, CircuitRefusal):
+            opened[id(self)] = permit
+        return permit
+
+    return patch.object(CircuitBreaker, "acquire", never)
+
+
 async def _nothing(*_: Any) -> None:
     await trio.lowlevel.checkpoint()
+
+
+async def _none(*_: Any, **__: Any) -> int:
+    await trio.lowlevel.checkpoint()
+    return 0
 
 
 def _fields(struct: Any) -> dict[str, Any]:
@@ -446,6 +594,35 @@ def stalled_runs(seed: int) -> SimulationPlan:
     return slow_events(seed, Trouble("fail", 5.0), Trouble("slow", 40.0), faults=(stall,))
 
 
+def ends_in_commits(seed: int) -> SimulationPlan:
+    """Return a plan of inline runs that end during a commit, which a disk fails that is full."""
+    begin = 1.0 + seed % 100 / 1000
+    arrivals = tuple(
+        Arrival(number, 1.0 + number / 50, "order.paid", f"sub_{number}", (Trouble("slow", 1.0),))
+        for number in range(3)
+    )
+    hang = Fault(begin, "hang", 3.0)
+    full = Fault(begin + 1.0, "full", 2.0 + seed % 7 / 1000)
+    return SimulationPlan(seed, arrivals, (hang, full))
+
+
+def failing_tenant(seed: int) -> SimulationPlan:
+    """Return a plan in which events of one tenant of two fail again and again."""
+    failing = (Trouble("fail", 0.1),) * 9
+    arrivals = tuple(
+        Arrival(
+            number,
+            1.0 + number / 10 + seed / 1000,
+            "subscription.active",
+            f"sub_{number // 2}",
+            () if number % 2 else failing,
+            tenant=number % 2,
+        )
+        for number in range(6)
+    )
+    return SimulationPlan(seed, arrivals, ())
+
+
 def long_runs(seed: int) -> SimulationPlan:
     """Return a plan of runs that last longer than a lease."""
     return slow_events(seed, Trouble("slow", 100.0))
@@ -483,15 +660,24 @@ BUGS = (
     Bug(claim_taken_twice, CALM),
     Bug(worker_dies, ONE_WORKER),
     Bug(renewal_missing, TWO, long_runs),
+    Bug(claim_believed_before_commit, FULL, ends_in_commits),
+    Bug(lanes_shared_by_tenants, FAILING, failing_tenant),
+    Bug(suspension_ignored, SUSPENSIONS),
+    Bug(suspension_noticed_late, SUSPENSIONS),
+    Bug(tenant_of_another, TENANTS),
+    Bug(feed_runs_ahead, FEED),
+    Bug(feed_resumes_one_late, FEED),
+    Bug(feed_repeats, FEED),
+    Bug(breaker_never_closes, OUTAGES),
 )
 
 
 def look_for(bug: Bug, seeds: int, seconds: float = math.inf) -> Result | None:
     """Return the result of the first seed that finds ``bug``; None if none does."""
     until = time.process_time() + seconds
-    types = handled_types(handlers())
+    types = handled_types(handlers_for(bug.world))
     for seed in range(seeds):
-        registry = handlers()
+        registry = handlers_for(bug.world)
         plan = make_plan(seed, bug.world, types) if bug.plan is None else bug.plan(seed)
         with bug.plant():
             result = Simulation(plan, bug.world, lambda made=registry: made).run()

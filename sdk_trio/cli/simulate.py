@@ -47,10 +47,18 @@ def simulate_arguments(parser: ArgumentParser) -> None:
         type=_hours,
         help="for how many hours of virtual time events and faults occur",
     )
+    add_number(
+        parser, "--jobs", greatest=1024, default=1, help="number of processes that share the seeds"
+    )
     parser.add_argument(
         "--check",
         metavar="MODULE:FUNCTION",
         help="called after each seed; raises AssertionError to fail it",
+    )
+    parser.add_argument(
+        "--upstream",
+        metavar="MODULE:FUNCTION",
+        help="returns the upstream that handlers call, such as a MockUpstream",
     )
     parser.add_argument(
         "--write-test", metavar="FILE", help="write the failure to this file, as a pytest test"
@@ -71,7 +79,8 @@ def simulate_app(arguments: Namespace) -> int:
     """Simulate the application; if a seed fails, print its sequence of events and return 1.
 
     Raises:
-        AppNotFoundError: ``--app`` or ``--check`` cannot be imported or has the wrong type.
+        AppNotFoundError: ``--app``, ``--check`` or ``--upstream`` cannot be imported or has the
+            wrong type.
         NotSupportedError: there is nothing to simulate, or this release of Trio is not supported.
     """
     handlers = import_part("--app", arguments.app, object, example="app:handlers")
@@ -80,30 +89,43 @@ def simulate_app(arguments: Namespace) -> int:
             f"--app {arguments.app} is a {type(handlers).__name__}: name a HandlerRegistry, or a "
             "function that returns one"
         )
-    check: Any = None
-    if arguments.check is not None:
-        check = import_part("--check", arguments.check, object, example="app:check")
-        if not callable(check):
-            raise AppNotFoundError(
-                f"--check {arguments.check} is not a function: name one as MODULE:FUNCTION"
-            )
+    check = _function("--check", arguments.check)
+    upstream = _function("--upstream", arguments.upstream)
     given: dict[str, Any] = {} if arguments.hours is None else {"hours": arguments.hours}
-    world = World(settings=_overrides(arguments.set), **given)
+    world = World(settings=_overrides(arguments.set), upstream=upstream, **given)
     seeds = range(arguments.seeds) if arguments.seed is None else [arguments.seed]
     shown = Progress("seeds", len(seeds))
     try:
         report = simulate(
-            handlers, seeds=seeds, world=world, check=check, progress=lambda _seed: shown.advance()
+            handlers,
+            seeds=seeds,
+            world=world,
+            check=check,
+            progress=lambda _seed: shown.advance(),
+            jobs=arguments.jobs,
         )
     except SimulationFailedError as failure:
         print_text(f"{failure}\n\n{_replay(arguments, failure.seed)}")
         if arguments.write_test is not None:
-            test = written_test(failure.result, arguments.app, arguments.check, world)
+            test = written_test(
+                failure.result, arguments.app, arguments.check, world, arguments.upstream
+            )
             Path(arguments.write_test).write_text(test, encoding="utf-8")
             say(f"wrote {arguments.write_test}")
         return EXIT_FAILURE
     print_text(str(report))
     return 0
+
+
+def _function(argument: str, reference: str | None) -> Any:
+    if reference is None:
+        return None
+    found = import_part(argument, reference, object, example=f"app:{argument.removeprefix('--')}")
+    if not callable(found):
+        raise AppNotFoundError(
+            f"{argument} {reference} is not a function: name one as MODULE:FUNCTION"
+        )
+    return found
 
 
 def _overrides(texts: list[str]) -> dict[str, Any]:
@@ -125,6 +147,8 @@ def _replay(arguments: Namespace, seed: int) -> str:
         words.append(f"--hours {arguments.hours:g}")
     if arguments.check is not None:
         words.append(f"--check {arguments.check}")
+    if arguments.upstream is not None:
+        words.append(f"--upstream {arguments.upstream}")
     words += [f"--set {text}" for text in arguments.set]
     line = " ".join(words)
     return f"replay it with:     {line}\nas a test:          {line} --write-test FILE"

@@ -323,7 +323,7 @@ class Reconciler:
         unseen = asked.keys() - progress.waiting - progress.asked
         # Otherwise the checkpoint would grow with every event that this receiver refuses.
         old = {name for name in unseen if asked[name].last < now - self._lookback}
-        for webhook_id in old:
+        for webhook_id in sorted(old):
             _log.error(
                 "reconciliation.abandoned", webhook_id=webhook_id, asked=asked[webhook_id].times
             )

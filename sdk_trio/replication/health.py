@@ -386,7 +386,7 @@ def judge(
         history.note_metrics({path: metrics[path] for path in wanted & metrics.keys()}, now)
     statuses = {each.path: each.status for each in listed or ()}
     databases = []
-    for path in wanted:
+    for path in sorted(wanted):
         last, lag = _lag_of_history(path, history, rules, now)
         # A replicator that does not answer may be dead, so nothing is healthy; the lag is reported
         # anyway, because it grows.
@@ -425,7 +425,7 @@ def judge_by_replicas(
     wanted = frozenset(wanted)
     history.keep(wanted, now)
     databases = []
-    for path in wanted:
+    for path in sorted(wanted):
         last, lag = _lag_of_history(path, history, rules, now)
         if book is not None:
             # For a replicator with a socket that missed one answer, earlier answers count.

@@ -7,7 +7,7 @@ import sys
 import apsw
 import pytest
 import trio
-from planted_bugs import BUGS, handlers, look_for
+from planted_bugs import BUGS, handlers, handlers_for, look_for, make_upstream
 
 from sdk_trio import HandlerRegistry
 from sdk_trio.errors import NotSupportedError
@@ -28,47 +28,81 @@ def run(plan, world=None):
 
 # -- determinism -----------------------------------------------------------------------------------
 
-#: Prints what identifies the whole course of each seed that it is given.
+#: A world of each kind, and a seed of it.
+KINDS = {
+    "one process": (World(), 9),
+    "two processes": (World(processes=2), 10),
+    "tenants": (World(tenants=2), 11),
+    "tenants of two processes": (World(tenants=2, processes=2), 12),
+    "feed": (World(feed=True), 13),
+    "upstream": (World(upstream=make_upstream), 14),
+}
+
+#: Prints what identifies the whole course of one seed of each kind of world.
 DIGESTS = """
 import sys
-from planted_bugs import handlers
-from sdk_trio.testing import World
+from integration.test_simulation import KINDS
+from planted_bugs import handlers_for
 from sdk_trio.testing.simulation.plan import make_plan
 from sdk_trio.testing.simulation.run import handled_types
 from sdk_trio.testing.simulation.world import Simulation
-made = handlers()
-for seed in map(int, sys.argv[2:]):
-    world = World(processes=int(sys.argv[1]))
+for kind in sys.argv[1:]:
+    world, seed = KINDS[kind]
+    made = handlers_for(world)
     plan = make_plan(seed, world, handled_types(made))
-    print(seed, Simulation(plan, world, lambda: made).run().digest)
+    print(Simulation(plan, world, lambda: made).run().digest, kind)
 """
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_a_seed_is_the_same_in_every_process_after_whatever_seeds(processes):
-    def digests(hash_seed, *seeds):
-        arguments = [sys.executable, "-c", DIGESTS, str(processes), *map(str, seeds)]
+def test_a_seed_is_the_same_in_every_process_after_whatever_seeds():
+    def digests(hash_seed, kinds):
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": "tests"}
         output = subprocess.run(
-            arguments, env=environment, capture_output=True, text=True, check=True
+            [sys.executable, "-c", DIGESTS, *kinds],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
         ).stdout
-        return dict(line.split() for line in output.splitlines())
+        return {
+            kind: digest for digest, kind in (line.split(" ", 1) for line in output.splitlines())
+        }
 
-    one = digests("1", 9, 10)
-    other = digests("2", 10, 9)
+    one = digests("1", KINDS)
+    other = digests("2", reversed(KINDS))
     assert one == other
-    assert len(set(one.values())) == len(one)
+    assert len(set(one.values())) == len(KINDS)
+
+
+def test_a_story_has_no_directory_of_this_machine():
+    story = "\n".join(map(str, run(make_plan(1000, World(), TYPES)).story))
+    assert "planted_bugs.py:" in story
+    assert os.path.dirname(__file__).rpartition("/")[0] not in story
 
 
 # -- promises --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_clean_seeds_are_clean_and_something_happens_in_them(processes):
-    report = simulate(handlers, seeds=20, world=World(processes=processes))
+@pytest.mark.parametrize("kind", KINDS)
+def test_clean_seeds_are_clean_and_something_happens_in_them(kind):
+    world, _ = KINDS[kind]
+    report = simulate(lambda: handlers_for(world), seeds=4, world=world)
     assert report.acknowledged == report.seeds * World().events
     assert report.runs > report.acknowledged
-    assert report.hours > 0.25
+    assert report.hours > 0.05
+
+
+def test_several_processes_share_the_seeds_and_find_the_same():
+    world = World(faults=(), events=4)
+    seen = []
+    shared = simulate(handlers, seeds=6, world=world, jobs=2, progress=seen.append)
+    assert shared == simulate(handlers, seeds=6, world=world)
+    assert seen == [0, 1, 2, 3, 4, 5]
+    shop = Shop()
+    with pytest.raises(SimulationFailedError, match="granted twice") as found:
+        simulate(shop.handlers, seeds=20, check=shop.check, jobs=2, world=World(events=10))
+    # Others may have failed before it, but it is the first.
+    assert simulate(shop.handlers, seeds=found.value.seed, check=shop.check, world=World(events=10))
 
 
 QUICK = {
@@ -82,6 +116,11 @@ QUICK = {
     "waiting_never_fetched",
     "outcome_dropped_when_store_fails",
     "slot_leaks",
+    "claim_believed_before_commit",
+    "lanes_shared_by_tenants",
+    "suspension_ignored",
+    "tenant_of_another",
+    "feed_repeats",
 }
 
 

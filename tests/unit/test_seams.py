@@ -188,6 +188,7 @@ EXCEPTIONS = {
     "sdk_trio.replication.manifest": "compares with the times of files, which are the kernel's",
     "sdk_trio.replication.watch": "compares with the times of files, which are the kernel's",
     "sdk_trio.runtime.worker_process": "the channel between two processes",
+    "sdk_trio.testing.simulation.threads": "threads that run one at a time",
 }
 
 

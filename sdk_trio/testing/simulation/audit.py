@@ -22,6 +22,14 @@ LIMIT_SLACK_SECONDS = 2.0
 AFTERMATH_SECONDS = 30.0
 
 
+#: The seconds after a suspension within which a run may still begin: the documented half second in
+#: which a process does not know of it yet, and a run that was about to begin.
+SUSPENSION_SECONDS = 2.0
+
+#: The seconds within which an event begins to run, where nothing else keeps it from that.
+LATE_SECONDS = 20.0
+
+
 class HandlerRun(msgspec.Struct, eq=False):
     """One run of a handler: ``result`` is None while it runs, ``done``, ``failed`` or ``cut``."""
 
@@ -66,6 +74,18 @@ class Auditor:
         self._stalled: set[str] = set()
         self._ordered: set[str] = set()
         self._begun = 0
+        #: The seconds from and to which something was wrong.
+        self._disturbances: list[tuple[float, float]] = []
+        #: Returns whether a host has an outcome of an event in memory that the store did not take.
+        self.remembers: Callable[[str, str], bool] = lambda _machine, _key: False
+        #: The number of workers of all processes.
+        self.workers = 1
+        #: The tenant of each event.
+        self.tenants: dict[str, str] = {}
+        #: Events that were parked: they have left their lane, and wait for a replay.
+        self.parked: set[str] = set()
+        # Since when tenants are suspended for certain.
+        self._suspended: dict[str, float] = {}
 
     def find(self, kind: str, text: str) -> None:
         """Note a violation."""
@@ -75,8 +95,24 @@ class Auditor:
         """Note that a delivery was answered 200."""
         self.acknowledged.setdefault(webhook_id, self._now())
 
+    def may_park(self, tenant: str) -> None:
+        """Note that a tenant may be suspended from now on, until :meth:`reactivate`."""
+        self._disturb(math.inf)
+
+    def suspend(self, tenant: str) -> None:
+        """Note that a tenant is suspended: no handler may begin that waits for the tenant."""
+        self._suspended.setdefault(tenant, self._now())
+
+    def reactivate(self, tenant: str) -> None:
+        """Note that a tenant is about to be reactivated."""
+        self._suspended.pop(tenant, None)
+
+    def _disturb(self, until: float) -> None:
+        self._disturbances.append((self._now(), until))
+
     def crash(self, machine: str) -> None:
         """Note that a host has crashed: its runs have no end."""
+        self._disturb(self._now())
         self._down.add(machine)
         self._crashed_at = self._now()
         for runs in self.runs.values():
@@ -90,22 +126,26 @@ class Auditor:
         Another one may run its events then, and its own runs go on when it wakes up.
         """
         self._paused_at = self._now()
+        self._disturb(self._now())
         if long:
             self._stalled.add(machine)
 
     def wake(self, machine: str) -> None:
         """Note that a host goes on; after a long stall, outcomes of its runs may not count."""
         self._paused_at = self._now()
+        self._disturb(self._now())
         if machine in self._stalled:
             self._crashed_at = self._now()
 
     def fault(self, until: float) -> None:
         """Note that the disk fails until then."""
         self._faulty_until = max(self._faulty_until, until)
+        self._disturb(until)
 
     def stop(self) -> None:
         """Note that a process has ended in order."""
         self._stopped_at = self._now()
+        self._disturb(self._now())
 
     def fail(self, error: str) -> None:
         """Note that a process has ended by an error, which only a disk that fails explains."""
@@ -114,12 +154,21 @@ class Auditor:
 
     def _may_repeat(self, run: HandlerRun, ended: float, machine: str) -> bool:
         """Say whether another run may begin on ``machine`` after one that has succeeded."""
-        if run.limit < math.inf and run.machine != machine and self._faulty_until >= ended:
-            # An inline outcome that the store did not take is remembered by its own process.
+        if run.machine != machine and self.remembers(run.machine, run.key):
+            # An inline outcome that the store did not take is remembered by its own process only.
             return True
         return max(self._crashed_at, min(self._stopped_at, self._faulty_until)) >= ended
 
-    def begin(self, key: str, machine: str, limit: float, *, ordered: bool) -> HandlerRun:
+    def begin(
+        self,
+        key: str,
+        machine: str,
+        limit: float,
+        *,
+        ordered: bool,
+        tenant: str | None = None,
+        waits_for_tenant: bool = False,
+    ) -> HandlerRun:
         """Note that a handler is called, and judge whether it may be.
 
         Args:
@@ -127,9 +176,16 @@ class Auditor:
             machine: the host that calls it.
             limit: the seconds that it may take.
             ordered: it was registered with ``ordered=True``.
+            tenant: the tenant that the handler is given.
+            waits_for_tenant: it was registered with ``run_when_suspended=False``.
         """
         if ordered:
             self._ordered.add(key)
+        if tenant != self.tenants.get(key):
+            self.find("tenant", f"{key} of {self.tenants.get(key)} runs as an event of {tenant}")
+        since = self._suspended.get(tenant or "") if waits_for_tenant else None
+        if since is not None and self._now() > since + SUSPENSION_SECONDS and not self._paused:
+            self.find("suspended", f"{key} runs, although {tenant} is suspended since {since:.3f}")
         runs = self.runs.setdefault(key, [])
         self._begun += 1
         run = HandlerRun(key, machine, self._now(), self._begun, limit=limit)
@@ -159,10 +215,17 @@ class Auditor:
         run.ended, run.result = now, result
         took = now - run.begun
         disturbed_at = max(self._crashed_at, self._faulty_until, self._paused_at)
-        # The queue runs inline events that a crash has cut, and has no such limit.
-        is_first = run is self.runs[run.key][0]
+        # The queue runs inline events that a crash has cut, or that were parked, and has no such
+        # limit.
+        is_first = run is self.runs[run.key][0] and run.key not in self.parked
         if is_first and took > run.limit + LIMIT_SLACK_SECONDS and disturbed_at < run.begun:
             self.find("too_long", f"the handler of {run.key} took {took:.1f} s")
+
+    @property
+    def _paused(self) -> bool:
+        """Whether a process may not have heard of a change that was made in time."""
+        last = max(self._paused_at, self._faulty_until, self._crashed_at, self._stopped_at)
+        return self._now() - last < SUSPENSION_SECONDS
 
     @property
     def is_running(self) -> bool:
@@ -177,25 +240,61 @@ class Auditor:
 
     # -- at rest -----------------------------------------------------------------------------
 
-    def judge(self, records: Iterable[DeliveryRecord], *, dead_is_failure: bool) -> None:
+    def judge(
+        self,
+        records: Iterable[DeliveryRecord],
+        *,
+        dead_is_failure: bool,
+        parked_is_final: bool = True,
+    ) -> None:
         """Judge what the store holds when everything has ended."""
         held = {record.key: record for record in records}
         for key in self.acknowledged:
             if key not in held:
                 self.find("lost", f"{key} was acknowledged, and the store does not have it")
         for key, record in held.items():
-            if record.state not in FINAL:
+            waits = record.state is DeliveryState.PARKED and not parked_is_final
+            if record.state not in FINAL or waits:
                 self.find("unfinished", f"{key} is {record.state.value} for ever")
             elif record.state is DeliveryState.DONE and not self._has_succeeded(key):
                 self.find("not_run", f"{key} is done, and no run of it has succeeded")
             elif record.state is DeliveryState.DEAD and dead_is_failure:
                 self.find("dead", f"{key} ended dead: {record.last_error}")
-        lanes: dict[str, list[DeliveryRecord]] = {}
+        lanes: dict[tuple[str | None, str], list[DeliveryRecord]] = {}
         for record in sorted(held.values(), key=lambda each: each.sequence):
+            if record.key in self.parked:
+                continue
             if record.key in self._ordered and record.subject is not None:
-                lanes.setdefault(record.subject, []).append(record)
+                lanes.setdefault((record.tenant_id, record.subject), []).append(record)
+            else:
+                self._judge_delay(record.key, ())
         for lane in lanes.values():
             self._judge_order(lane)
+            for place, record in enumerate(lane):
+                self._judge_delay(record.key, lane[:place])
+
+    def _judge_delay(self, key: str, earlier: Sequence[DeliveryRecord]) -> None:
+        """Require that an event has begun to run in time, after those that it waits for."""
+        runs = self.runs.get(key)
+        since = self.acknowledged.get(key)
+        if not runs or since is None:
+            return
+        before = [run for record in earlier for run in self.runs.get(record.key, ())]
+        begun = runs[0].begun
+        since = max([since, *(run.ended or run.begun for run in before)])
+        if begun - since <= LATE_SECONDS:
+            return
+        wait = begun - since
+        if any(at <= begun and until >= since - LATE_SECONDS for at, until in self._disturbances):
+            return
+        busy = sum(
+            max(0.0, min(begun, run.ended or begun) - max(since, run.begun))
+            for others in self.runs.values()
+            for run in others
+        )
+        # Otherwise all workers were at work but for so many seconds.
+        if busy < (wait - LATE_SECONDS) * self.workers:
+            self.find("late", f"{key} began to run {wait:.1f} s after it could have")
 
     def _has_succeeded(self, key: str) -> bool:
         # One that was cut by a crash may have concluded its event before.

@@ -61,7 +61,7 @@ class Disk:
 
     def has(self, fault: str) -> bool:
         """Return whether something is wrong with the disk: ``full``, ``sync`` or ``read``."""
-        return self._now() < self.ends.get(fault, 0.0)
+        return fault in self.ends and self._now() < self.ends[fault]
 
     def will_write(
         self, path: str, offset: int, length: int, size: int, read: Callable[[int, int], bytes]
@@ -207,7 +207,7 @@ class _SimulatedFile(apsw.VFSFile):
         super().__init__(vfs.base, name, flags)
 
     def xRead(self, amount: int, offset: int) -> bytes:
-        if self._disk.has("read"):
+        if self._disk.ends and self._disk.has("read"):
             self._vfs.touch(self._host, "read")
             raise apsw.IOError("the simulated disk does not read")
         return super().xRead(amount, offset)

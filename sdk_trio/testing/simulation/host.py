@@ -9,6 +9,7 @@ import msgspec
 import trio
 
 from ...base.opener import dial_unix
+from ...client.client import Client
 from ...config import Secret, Settings
 from ...errors import only_member
 from ...events import Event
@@ -23,6 +24,7 @@ from .audit import Auditor
 from .machine import Machine
 from .plan import Trouble, World
 from .scheduler import Hosts
+from .upstream import SETTINGS as UPSTREAM_SETTINGS
 
 #: The seconds that a handler of the dice hangs: longer than an inline handler may take.
 HANG_SECONDS = 25.0
@@ -45,6 +47,10 @@ class HostWorld(Protocol):
     handlers: Callable[[], HandlerRegistry]
     nursery: trio.Nursery
     tell: Callable[..., None]
+
+    def make_client(self, settings: Settings) -> Client | None:
+        """Return a client of the upstream; None without one."""
+        ...
 
     def trouble(self, webhook_id: str, run: int) -> Trouble | None:
         """Return what goes wrong in a run of an event's handler, counted from 0."""
@@ -71,13 +77,21 @@ class _Handler(WebhookHandlerBase[Any]):
     ) -> None:
         self._inner = bound.handler
         self._ordered = bound.ordered
+        self._waits_for_tenant = not bound.run_when_suspended
         self._limit = math.inf if bound.enqueue or bound.threads else inline_seconds
         self._machine = machine
         self._world = world
 
     async def handle_core(self, event: Event[Any]) -> None:
         auditor: Auditor = self._world.auditor
-        run = auditor.begin(event.key, self._machine.name, self._limit, ordered=self._ordered)
+        run = auditor.begin(
+            event.key,
+            self._machine.name,
+            self._limit,
+            ordered=self._ordered,
+            tenant=None if event.tenant is None else event.tenant.identifier,
+            waits_for_tenant=self._waits_for_tenant,
+        )
         number = len(auditor.runs[event.key]) - 1
         trouble = self._world.trouble(event.webhook_id, number)
         self._world.tell("handler.begins", id=event.webhook_id, type=event.type, run=number + 1)
@@ -187,6 +201,10 @@ class Host:
         """Return the path of the socket that an incarnation listens on."""
         return os.path.join(self._world.root, f"{machine.name}.sock")
 
+    def admin_socket(self, machine: Machine) -> str:
+        """Return the path of the socket of an incarnation's admin address."""
+        return os.path.join(self._world.root, f"{machine.name}.admin.sock")
+
     async def run(self) -> None:
         """Keep the runtime running until :meth:`stop`."""
         while not self.stopped:
@@ -210,7 +228,8 @@ class Host:
                 settings = self._settings(machine)
                 handlers = _Handlers(self._world.handlers(), self._wrap(machine, settings))
                 worker = self._worker(machine, settings)
-                self.runtime = Runtime(settings, handlers, worker=worker)
+                client = self._world.make_client(settings)
+                self.runtime = Runtime(settings, handlers, worker=worker, client=client)
                 await self.runtime.run()
         except trio.Cancelled:
             raise
@@ -250,16 +269,19 @@ class Host:
         return Settings.from_mapping(
             {
                 "Environment": "Development",
-                "Admin:Enabled": False,
+                "Admin:Enabled": world.world.feed,
+                "Admin:Bind": f"unix:{self.admin_socket(machine)}",
+                "MultiTenant:Enabled": world.world.tenants > 0,
                 "Storage:Backend": "Sqlite",
                 "Webhooks:RequireHttps": False,
+                **(UPSTREAM_SETTINGS if world.world.upstream is not None else {}),
                 "Webhooks:Path": world.path,
                 "Webhooks:Secret": world.secret,
                 **world.world.settings,
                 "Storage:Path": world.data,
                 "Server:Bind": [f"unix:{self.socket(machine)}"],
             },
-            standalone=True,
+            standalone=world.world.upstream is None,
         )
 
     def _wrap(self, machine: Machine, settings: Settings) -> Callable[[BoundHandler], BoundHandler]:
@@ -331,3 +353,9 @@ def held_in_memory(runtime: Runtime) -> list[str]:
     """Return the keys of the leases that the queue of a runtime holds."""
     running = runtime.receiver._running
     return [] if running is None else list(running.runner.leases)
+
+
+def remembers_outcome(runtime: Runtime, key: str) -> bool:
+    """Return whether a runtime has an inline outcome in memory that the store did not take."""
+    running = runtime.receiver._running
+    return running is not None and key in running.runner.inline._unrecorded

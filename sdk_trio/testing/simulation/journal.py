@@ -17,6 +17,9 @@ _LEFT_OUT = {"hint", "traceback"}
 #: The place of an object in memory, which differs from process to process.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
+#: The directory of a source file, which differs from machine to machine.
+_DIRECTORY = re.compile(r"/[^\s=]*/(?=[^\s/]+\.py:\d)")
+
 
 class Line(msgspec.Struct, frozen=True):
     """One line of the story: when, in virtual seconds, at which host, what."""
@@ -63,7 +66,7 @@ class Journal(logging.Handler):
         text = " ".join(shown).replace("\n", " | ")
         if self.root:
             text = text.replace(self.root, "")
-        self.lines.append(Line(self._now(), host, event, _ADDRESS.sub("", text)))
+        self.lines.append(Line(self._now(), host, event, _bare(text)))
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a line of the runtime's log; a host that has crashed logs nothing."""
@@ -93,3 +96,9 @@ class Journal(logging.Handler):
             root.handlers[:] = handlers
             root.propagate = propagate
             root.setLevel(level)
+
+
+def _bare(text: str) -> str:
+    if " at 0x" in text:
+        text = _ADDRESS.sub("", text)
+    return _DIRECTORY.sub("", text) if ".py:" in text else text

@@ -83,21 +83,36 @@ class Machine:
             lock.release(force=True)
 
 
+class _Connection(apsw.Connection):
+    """A connection whose commits another task may come before."""
+
+    commits: Callable[[], None]
+
+    def execute(self, statements: str, *arguments: Any, **named: Any) -> apsw.Cursor:
+        if statements == "COMMIT":
+            self.commits()
+        return super().execute(statements, *arguments, **named)
+
+
 class SimulatedOpener(opener.Opener):
     """Opens files on the simulated disk; nothing outside of the world can be reached.
 
     Args:
         disk: the disk.
         machine: returns the current host's; None: code of the world.
+        commits: is called by a database connection between the work of a transaction and its
+            commit.
     """
 
     def __init__(
         self,
         disk: Disk,
         machine: Callable[[], Machine | None],
+        commits: Callable[[], None],
     ) -> None:
         self._disk = disk
         self._machine = machine
+        self._commits = commits
         self._paths: dict[int, str] = {}
 
     def _touch(self, what: str) -> Machine | None:
@@ -145,9 +160,11 @@ class SimulatedOpener(opener.Opener):
     def database(self, path: str, flags: int) -> apsw.Connection:
         """See :func:`sdk_trio.base.opener.open_database`."""
         machine = self._touch("read")
-        connection = super().database(path, flags)
-        if machine is not None:
-            machine.connections.append(connection)
+        if machine is None:
+            return super().database(path, flags)
+        connection = _Connection(path, flags=flags)
+        connection.commits = self._commits
+        machine.connections.append(connection)
         return connection
 
     async def resolve(self, host: str, port: int, kind: int) -> list[tuple[Any, ...]]:

@@ -4,11 +4,14 @@ It is made before the simulation begins. A failure is shrunk by leaving parts ou
 """
 
 import random
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import msgspec
+
+if TYPE_CHECKING:
+    import httpx
 
 #: The kinds of faults, and what they do.
 FAULTS = {
@@ -22,6 +25,8 @@ FAULTS = {
     "read": "reads of the disk fail",
     "clock": "the wall clock is set, and set right later",
     "network": "the receiver cannot be reached",
+    "suspend": "a tenant is suspended, and reactivated later",
+    "upstream": "the upstream fails: no connection, no answer, 429 or 5xx",
 }
 
 #: The order of the events of one object, by the last word of their type.
@@ -33,8 +38,8 @@ _LIFECYCLE = (
 #: The kinds of :class:`Trouble` that the dice choose from.
 _TROUBLES = ("slow", "slow", "fail", "fail_after", "hang", "cancel")
 
-#: The most crashes and stalls of one simulation. An event that ran in each of them must not run
-#: out of attempts.
+#: The most crashes, stalls and outages of one simulation. An event that ran in each of them must
+#: not run out of attempts.
 _MOST_CRASHES = 3
 
 
@@ -51,6 +56,12 @@ class World:
         most_faults: how many of them there are at most.
         troubles: handlers may be slow, hang, fail and be cancelled.
         processes: how many receive and run events on one store, as ``Server:Processes`` says.
+        tenants: how many tenants the events belong to; 0: there are none. A fault ``suspend`` needs
+            them.
+        feed: a client follows the feed of the admin address; with one process only.
+        upstream: makes the upstream that handlers call by ``services.client``: a transport of
+            httpx, such as a :class:`~sdk_trio.testing.MockUpstream`; None: there is no client. A
+            fault ``upstream`` needs it.
         settings: overrides of the settings, as ``{"Webhooks:Queue:Workers": 2}``.
         dead_is_failure: an event that ends dead is a failure.
     """
@@ -65,6 +76,9 @@ class World:
     most_faults: int = attrs.field(default=5, validator=attrs.validators.ge(0))
     troubles: bool = True
     processes: int = attrs.field(default=1, validator=attrs.validators.ge(1))
+    tenants: int = attrs.field(default=0, validator=attrs.validators.ge(0))
+    feed: bool = False
+    upstream: Callable[[], "httpx.AsyncBaseTransport"] | None = None
     settings: Mapping[str, Any] = attrs.field(factory=dict)
     dead_is_failure: bool = True
 
@@ -82,6 +96,7 @@ class Arrival(msgspec.Struct, frozen=True):
     """An event that the sender has from ``at`` on, in virtual seconds.
 
     ``again_after``: seconds after which it is delivered once more although it was acknowledged.
+    ``tenant``: the number of the tenant that it belongs to.
     """
 
     number: int
@@ -90,6 +105,7 @@ class Arrival(msgspec.Struct, frozen=True):
     subject: str
     troubles: tuple[Trouble, ...] = ()
     again_after: float | None = None
+    tenant: int | None = None
 
     @property
     def webhook_id(self) -> str:
@@ -100,7 +116,8 @@ class Arrival(msgspec.Struct, frozen=True):
 class Fault(msgspec.Struct, frozen=True):
     """A fault of ``kind`` at ``at`` that lasts ``seconds``.
 
-    ``value``: the step of a clock in seconds; the changes of the disk that a crash waits for.
+    ``value``: the step of a clock in seconds; the changes of the disk that a crash waits for; the
+    number of a tenant.
     """
 
     at: float
@@ -140,9 +157,15 @@ def make_plan(seed: int, world: World, types: Sequence[str]) -> SimulationPlan:
     """
     dice = random.Random(f"{seed}/plan")
     seconds = world.hours * 3600
-    return SimulationPlan(
-        seed, _arrivals(dice, world, types, seconds), _faults(dice, world, seconds)
-    )
+    arrivals = _arrivals(dice, world, types, seconds)
+    if world.tenants:
+        # By dice of their own: tenants have objects of the same names.
+        owners = random.Random(f"{seed}/tenants")
+        arrivals = tuple(
+            msgspec.structs.replace(each, tenant=owners.randrange(world.tenants))
+            for each in arrivals
+        )
+    return SimulationPlan(seed, arrivals, _faults(dice, world, seconds))
 
 
 def _arrivals(
@@ -191,22 +214,24 @@ def _place(event_type: str) -> tuple[int, str]:
 
 
 def _faults(dice: random.Random, world: World, seconds: float) -> tuple[Fault, ...]:
-    kinds = sorted(world.faults)
+    impossible = {"suspend"} if not world.tenants else set()
+    impossible |= {"upstream"} if world.upstream is None else set()
+    kinds = sorted(kind for kind in world.faults if kind not in impossible)
     faults: list[Fault] = []
     crashes = 0
     for _ in range(dice.randint(0, world.most_faults) if kinds else 0):
         kind = dice.choice(kinds)
-        if kind in ("kill", "power", "stall"):
+        if kind in ("kill", "power", "stall", "upstream"):
             crashes += 1
             if crashes > _MOST_CRASHES:
                 continue
         at = round(dice.uniform(0, seconds), 3)
-        lasts, value = _extent(dice, kind)
+        lasts, value = _extent(dice, kind, world.tenants)
         faults.append(Fault(at, kind, round(lasts, 3), value))
     return tuple(sorted(faults, key=lambda fault: fault.at))
 
 
-def _extent(dice: random.Random, kind: str) -> tuple[float, float]:
+def _extent(dice: random.Random, kind: str, tenants: int) -> tuple[float, float]:
     if kind in ("kill", "power"):
         return dice.uniform(0.5, 20), dice.choice((0, 1, 2, 3, 5, 8, 13, 30))
     if kind == "stall":
@@ -214,6 +239,11 @@ def _extent(dice: random.Random, kind: str) -> tuple[float, float]:
     if kind == "clock":
         step = dice.choice((2.5, 30, 200, 3600)) * dice.choice((-1, 1))
         return dice.uniform(5, 60), step
+    if kind == "suspend":
+        return dice.uniform(1, 30), dice.randrange(tenants)
     if kind == "deploy":
         return dice.uniform(0.1, 3), 0
+    if kind == "upstream":
+        # An event that calls it has eight attempts, and the circuit stays open for longer.
+        return dice.choice((0.3, 2.0, 8.0)) * dice.uniform(0.5, 1.5), 0
     return dice.choice((0.3, 2.0, 8.0, 20.0)) * dice.uniform(0.5, 1.5), 0

@@ -1,7 +1,8 @@
 """Simulations of many seeds, and the story of the first that fails."""
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+import multiprocessing
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import attrs
 import msgspec
@@ -58,6 +59,7 @@ def simulate(
     check: Check | None = None,
     plan: str | None = None,
     progress: Callable[[int], object] | None = None,
+    jobs: int = 1,
 ) -> SimulationReport:
     """Run the real runtime with these handlers in virtual worlds full of faults.
 
@@ -71,7 +73,8 @@ def simulate(
         check: is called after each seed and raises AssertionError; if it takes an argument, that is
             the sequence of the store's :class:`~sdk_trio.records.deliveries.DeliveryRecord`.
         plan: a plan in JSON, as a test that was written for a failure has it; ``seeds`` is ignored.
-        progress: is called with each seed before it runs.
+        progress: is called with each seed before it runs, or with ``jobs`` after it has run.
+        jobs: how many processes share the seeds; they are forks of this one.
 
     Returns:
         what was simulated, if no seed failed.
@@ -89,16 +92,71 @@ def simulate(
         _require_clean(result, None)
         return _summed([result])
     types = handled_types(_made(handlers))
+
+    def run(plan: SimulationPlan) -> Result:
+        return _run(plan, world, handlers, check)
+
+    def run_seed(seed: int) -> Result:
+        return run(make_plan(seed, world, types))
+
+    numbers = range(seeds) if isinstance(seeds, int) else seeds
     results = []
-    for seed in range(seeds) if isinstance(seeds, int) else seeds:
+    found = (
+        _in_turn(numbers, run_seed, progress)
+        if jobs == 1
+        else _shared(numbers, run_seed, progress, jobs)
+    )
+    for result in found:
+        if result.violations:
+            whole = run(result.plan)
+            _require_clean(shrink(whole, run), whole)
+        results.append(result)
+    return _summed(results)
+
+
+def _in_turn(
+    seeds: Iterable[int],
+    run_seed: Callable[[int], Result],
+    progress: Callable[[int], object] | None,
+) -> Iterator[Result]:
+    for seed in seeds:
         if progress is not None:
             progress(seed)
-        result = _run(make_plan(seed, world, types), world, handlers, check)
-        if result.violations:
-            short = shrink(result, lambda plan: _run(plan, world, handlers, check))
-            _require_clean(short, result)
-        results.append(msgspec.structs.replace(result, story=()))
-    return _summed(results)
+        yield _bare(run_seed(seed))
+
+
+def _shared(
+    seeds: Iterable[int],
+    run_seed: Callable[[int], Result],
+    progress: Callable[[int], object] | None,
+    jobs: int,
+) -> Iterator[Result]:
+    """Yield the results of seeds that several processes run, in the order of the seeds."""
+    # Forks have the handlers, which could not be pickled.
+    context = multiprocessing.get_context("fork")
+    with context.Pool(jobs, initializer=_adopt, initargs=(run_seed,)) as pool:
+        for result in pool.imap(_run_adopted, seeds):
+            if progress is not None:
+                progress(result.plan.seed)
+            yield result
+
+
+def _adopt(run_seed: Callable[[int], Result]) -> None:
+    global _run_seed
+    _run_seed = run_seed
+
+
+def _run_adopted(seed: int) -> Result:
+    return _bare(_run_seed(seed))
+
+
+#: The function of a process of :func:`_shared`.
+_run_seed: Callable[[int], Result]
+
+
+def _bare(result: Result) -> Result:
+    """Return a result without its story, which needs more memory than all else."""
+    return msgspec.structs.replace(result, story=())
 
 
 def handled_types(handlers: HandlerRegistry) -> Sequence[str]:

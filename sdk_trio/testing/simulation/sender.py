@@ -15,6 +15,7 @@ from ...config import Secret
 from ...events.samples import sample_body
 from ...webhooks.signed_request import SignedDelivery, sign_body
 from .plan import Arrival
+from .tenants import organization_of
 from .virtual import BEGIN
 
 #: Times of real senders, in seconds: for an answer, before the second attempt, and the longest one.
@@ -71,6 +72,7 @@ class Sender:
             now=happened,
             overrides={"id": arrival.subject},
             seed=arrival.webhook_id,
+            organization=None if arrival.tenant is None else organization_of(arrival.tenant),
         )
         for attempt in range(1, ATTEMPTS + 1):
             if trio.current_time() < self._disabled_until:

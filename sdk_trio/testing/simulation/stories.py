@@ -1,7 +1,6 @@
 """The story of a failure: the shortest plan that still fails in the same way, told as text."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import attrs
 import msgspec
@@ -108,7 +107,9 @@ def _shown(line: Line) -> str:
     return f"  {line.at:10.3f} s  {line.host:<8} {line.event} {line.fields}".rstrip()
 
 
-def written_test(result: Result, app: str, check: str | None, world: World) -> str:
+def written_test(
+    result: Result, app: str, check: str | None, world: World, upstream: str | None = None
+) -> str:
     """Return a module for pytest that runs the plan of a failure.
 
     Args:
@@ -116,10 +117,11 @@ def written_test(result: Result, app: str, check: str | None, world: World) -> s
         app: the handlers, as ``module:attribute``.
         check: the check, in the same form, if there was one.
         world: the world of the failure.
+        upstream: the function that makes its upstream, in the same form, if there was one.
     """
     imports: dict[str, dict[str, None]] = {}
     names = []
-    for reference in (app, check):
+    for reference in (app, check, upstream):
         if reference is not None:
             module, _, attribute = reference.partition(":")
             imports.setdefault(module, {})[attribute.partition(".")[0]] = None
@@ -138,18 +140,20 @@ def written_test(result: Result, app: str, check: str | None, world: World) -> s
                 "from sdk_trio.testing import World, simulate",
             ]
         ),
-        f"WORLD = {_source(world)}",
+        f"WORLD = {_source(world, None if upstream is None else names[-1])}",
         f'PLAN = """\n{plan}\n"""',
         f"\ndef test_seed_{result.plan.seed}():\n    simulate({arguments})",
     ]
     return "\n\n".join(sections) + "\n"
 
 
-def _source(world: World) -> str:
+def _source(world: World, upstream: str | None) -> str:
     default = World()
-    changed: dict[str, Any] = {
-        name: value
+    changed: dict[str, str] = {
+        name: repr(value)
         for name, value in attrs.asdict(world, recurse=False).items()
         if value != getattr(default, name)
     }
-    return f"World({', '.join(f'{name}={value!r}' for name, value in changed.items())})"
+    if upstream is not None:
+        changed["upstream"] = upstream
+    return f"World({', '.join(f'{name}={value}' for name, value in changed.items())})"

@@ -2,13 +2,17 @@
 
 A job runs as one step. Its outcome is delivered as an event of its own, so that other tasks run in
 between, at once or after a delay of the dice: a thread that waits for its processor, or for a disk.
+
+A job that commits a transaction can be two steps, with other tasks between its work and the commit.
+Such a job has a thread, which runs only while the event loop waits for it.
 """
 
 import contextvars
 import math
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar, TypeVarTuple
+from typing import Generic, NamedTuple, TypeVar, TypeVarTuple
 
 import outcome
 import trio
@@ -17,26 +21,84 @@ from ...base import executor
 from ...base.executor import Deliver, Executor, Worker
 from .disk import HostDownError
 from .machine import Machine
+from .scheduler import loop_of_this_task
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
+
+
+class Delay(NamedTuple):
+    """The seconds that a job waits: before it, in the middle of a commit, and after it.
+
+    ``within``: None: the job is one step.
+    """
+
+    before: float = 0.0
+    within: float | None = None
+    after: float = 0.0
+
+
+NO_DELAY = Delay()
+
+
+class _PausingJob(Generic[T]):
+    """A job in a thread that runs only while :meth:`go_on` waits for it."""
+
+    def __init__(self, job: Callable[[], T]) -> None:
+        self._job = contextvars.copy_context().run, job
+        self._loop = loop_of_this_task()
+        self._may_run = threading.Semaphore(0)
+        self._stands = threading.Semaphore(0)
+        self._abandoned = False
+        self.result: outcome.Outcome[T] | None = None
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def go_on(self) -> bool:
+        """Run the job until it pauses or ends; return whether it has ended."""
+        self._may_run.release()
+        self._stands.acquire()
+        return self.result is not None
+
+    def abandon(self) -> None:
+        """End the job where it pauses, by :class:`HostDownError`."""
+        self._abandoned = True
+        while self.result is None:
+            self.go_on()
+
+    def pause(self) -> None:
+        """Let other tasks run; called by the job."""
+        if self._abandoned:
+            raise HostDownError
+        self._stands.release()
+        self._may_run.acquire()
+        if self._abandoned:
+            raise HostDownError
+
+    def _run(self) -> None:
+        self._may_run.acquire()
+        run, job = self._job
+        with self._loop():
+            self.result = outcome.capture(run, job)
+        self._stands.release()
 
 
 class InlineExecutor(Executor):
     """Runs the jobs of all hosts.
 
     Args:
-        delay: returns the seconds before and after the next job, by the name of its thread.
+        delay: returns the delays of the next job.
         machine: returns the current host's; jobs of one that has crashed have no outcome.
     """
 
-    def __init__(
-        self,
-        delay: Callable[[str | None], tuple[float, float]],
-        machine: Callable[[], Machine | None],
-    ) -> None:
+    def __init__(self, delay: Callable[[], Delay], machine: Callable[[], Machine | None]) -> None:
         self.delay = delay
         self._machine = machine
+        self._pausing: _PausingJob[object] | None = None
+
+    def pause(self) -> None:
+        """Let other tasks run in the middle of a job, if the dice say so."""
+        if self._pausing is not None:
+            self._pausing.pause()
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
@@ -58,31 +120,59 @@ class InlineExecutor(Executor):
         if limiter is not None:
             await limiter.acquire_on_behalf_of(borrower)
         try:
-            before, after = self.delay(name)
-            await self._pause(before, shield=True)
+            delay = self.delay()
+            await self._pause(delay.before, shield=True)
             result = await self.perform(
                 lambda: contextvars.copy_context().run(function, *arguments)
             )
             if _is_down(result) and _is_system_task():
                 await trio.sleep_forever()  # an error of such a task would end Trio itself
-            await self._pause(after, shield=not abandon_on_cancel)
+            await self._pause(delay.after, shield=not abandon_on_cancel)
         finally:
             if limiter is not None:
                 limiter.release_on_behalf_of(borrower)
         return result.unwrap()
 
-    async def perform(self, job: Callable[[], T]) -> "outcome.Outcome[T]":
+    async def perform(
+        self, job: Callable[[], T], within: float | None = None
+    ) -> "outcome.Outcome[T]":
         """Run ``job``; a host that crashes in the middle of it does not go on."""
-        result = outcome.capture(job)
+        result = outcome.capture(job) if within is None else await self._run_apart(job, within)
         machine = self._machine()
         if machine is not None and machine.down:
             await machine.buried.wait()
             return outcome.Error(HostDownError(machine.name))
         return result
 
+    async def _run_apart(self, job: Callable[[], T], within: float) -> "outcome.Outcome[T]":
+        apart = _PausingJob(job)
+        try:
+            while not self._let_go_on(apart):
+                await trio.sleep(within)
+                machine = self._machine()
+                if machine is not None and machine.down:
+                    await machine.buried.wait()
+                    break
+        finally:
+            apart.abandon()
+        assert apart.result is not None
+        return apart.result
+
+    def _let_go_on(self, job: "_PausingJob[T]") -> bool:
+        self._pausing = job  # type: ignore[assignment]
+        try:
+            return job.go_on()
+        finally:
+            self._pausing = None
+
     async def _pause(self, seconds: float, *, shield: bool) -> None:
-        with trio.CancelScope(shield=shield):
-            await trio.sleep(seconds)
+        if seconds:
+            with trio.CancelScope(shield=shield):
+                await trio.sleep(seconds)
+        elif shield:
+            await trio.lowlevel.cancel_shielded_checkpoint()
+        else:
+            await trio.lowlevel.checkpoint()
 
     def start(self, job: Callable[[], T], deliver: Deliver[T], name: str) -> None:
         """See :func:`sdk_trio.base.executor.start_in_thread`."""
@@ -92,7 +182,7 @@ class InlineExecutor(Executor):
 
     def worker(self, name: str) -> Worker:
         """See :func:`sdk_trio.base.executor.start_worker`."""
-        return _InlineWorker(self, name)
+        return _InlineWorker(self)
 
     def thread(self, function: Callable[[*Ts], object], *arguments: *Ts, name: str) -> None:
         """Start nothing: the threads of a process, such as the watchdog, run in real time."""
@@ -117,9 +207,8 @@ def _is_system_task() -> bool:
 class _InlineWorker:
     """The worker of :class:`InlineExecutor`: a system task, which belongs to the host."""
 
-    def __init__(self, owner: InlineExecutor, name: str) -> None:
+    def __init__(self, owner: InlineExecutor) -> None:
         self._executor = owner
-        self._name = name
         self._send, self._receive = trio.open_memory_channel[
             tuple[Callable[[], object], Deliver[object]]
         ](math.inf)
@@ -134,8 +223,9 @@ class _InlineWorker:
     async def _run(self) -> None:
         owner = self._executor
         async for job, deliver in self._receive:
-            before, after = owner.delay(self._name)
-            await trio.sleep(before)
-            result = await owner.perform(job)
-            await trio.sleep(after)
+            delay = owner.delay()
+            if delay.before:
+                await trio.sleep(delay.before)
+            result = await owner.perform(job, delay.within)
+            await trio.sleep(delay.after)
             deliver(result)

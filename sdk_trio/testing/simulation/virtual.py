@@ -10,11 +10,9 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-import trio
-import trio.testing
-
 from ...base import clock
 from ...storage.sql import leases
+from .scheduler import Timers
 
 #: The wall clock at the beginning of each simulation, in Unix seconds: 2026-01-01, midnight UTC.
 BEGIN = 1_767_225_600.0
@@ -30,20 +28,22 @@ class VirtualTime:
     """
 
     def __init__(self, offset_of: Callable[[], float]) -> None:
-        self.trio_clock: trio.testing.MockClock = trio.testing.MockClock(autojump_threshold=0.0)
+        self._timers = Timers()
+        #: The clock for ``trio.run``.
+        self.trio_clock = self._timers.clock
         self._offset_of = offset_of
 
     def now(self) -> float:
         """Return the virtual seconds since the beginning."""
-        return self.trio_clock.current_time()
+        return self._timers.now
 
     def wall(self) -> float:
         """Return the wall clock of the current host, in Unix seconds."""
-        return BEGIN + self.now() + self._offset_of()
+        return BEGIN + self._timers.now + self._offset_of()
 
     def sleep(self, seconds: float) -> None:
         """Let ``seconds`` pass while the caller blocks; so the world stands still meanwhile."""
-        self.trio_clock.jump(max(0.0, seconds))
+        self._timers.jump(max(0.0, seconds))
 
     def nanoseconds(self) -> int:
         """Return :meth:`now` in nanoseconds."""
@@ -53,6 +53,7 @@ class VirtualTime:
     def in_use(self) -> Iterator[None]:
         """Replace the clock of the package, and the functions of ``time``, for the block."""
         with ExitStack() as stack:
+            stack.enter_context(self._timers.in_use())
             stack.enter_context(clock.use(clock.Clock(self.wall, self.now, self.sleep)))
             replaced: dict[str, Callable[..., Any]] = {
                 "time": self.wall,

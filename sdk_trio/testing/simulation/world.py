@@ -8,24 +8,29 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 import trio
 
-from ...config import Secret
+from ...client.client import Client
+from ...config import Secret, Settings
 from ...errors import SdkError
-from ...records.deliveries import DeliveryRecord
+from ...records.deliveries import DeliveryRecord, DeliveryState
 from ...runtime import Runtime
 from ...webhooks import HandlerRegistry
 from .audit import FINAL, Auditor, Violation
 from .disk import Disk, SimulatedFiles
-from .host import Host, held_in_memory, records_of
+from .feed import TOKEN, TOKEN_VARIABLE, FeedClient
+from .host import Host, held_in_memory, records_of, remembers_outcome
 from .journal import Journal, Line
 from .machine import Machine, SimulatedOpener
 from .plan import Fault, SimulationPlan, Trouble, World
 from .scheduler import Hosts, deterministic
 from .sender import Sender
-from .threads import InlineExecutor
+from .tenants import Operator, identifier_of
+from .threads import NO_DELAY, Delay, InlineExecutor
+from .upstream import SimulatedUpstream
 from .virtual import VirtualTime, seeded
 
 #: The virtual seconds without any progress after which what is not finished never will be: longer
@@ -48,6 +53,9 @@ RETRY_SLACK_SECONDS = 60.0
 STOP_SECONDS = 5.0
 
 _PATH = "/hooks/sdk"
+
+#: A directory in memory, if there is one: the files of a world need no real disk.
+_MEMORY = "/dev/shm"  # noqa: S108 - the directory made in it has a random name and is private
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -106,14 +114,26 @@ class Simulation:
         self._orphans: dict[str, str] = {}
         self._hang_until = 0.0
         self._network_until = 0.0
+        self._upstream_until = 0.0
+        self._upstream: SimulatedUpstream | None = None
+        if world.upstream is not None:
+            self._upstream = SimulatedUpstream(
+                world.upstream(),
+                random.Random(f"{plan.seed}/upstream"),
+                lambda: self.time.now() < self._upstream_until,
+                self.tell,
+            )
 
     def run(self) -> Result:
         """Run the world to its end, and return what it has shown."""
         with ExitStack() as stack:
-            self.root = tempfile.mkdtemp(prefix="sdk-")
+            in_memory = os.access(_MEMORY, os.W_OK)
+            self.root = tempfile.mkdtemp(prefix="sdk-", dir=_MEMORY if in_memory else None)
             stack.callback(shutil.rmtree, self.root, ignore_errors=True)
             self.journal.root = self.root
             self.data = os.path.join(self.root, "data")
+            if self.world.feed:
+                stack.enter_context(patch.dict(os.environ, {TOKEN_VARIABLE: TOKEN}))
             stack.enter_context(seeded(self.plan.seed))
             stack.enter_context(deterministic(self.plan.seed, self.hosts))
             stack.enter_context(self.time.in_use())
@@ -122,10 +142,10 @@ class Simulation:
             self.disk = Disk(dice, self.data, self.time.now)
             files = SimulatedFiles(self.disk, self._machine, self._touch)
             stack.callback(files.unregister)
-            opener = SimulatedOpener(self.disk, self._machine)
-            stack.enter_context(opener.in_use())
             executor = InlineExecutor(self._delay, self._machine)
             stack.enter_context(executor.in_use())
+            opener = SimulatedOpener(self.disk, self._machine, executor.pause)
+            stack.enter_context(opener.in_use())
             trio.run(
                 self._main,
                 clock=self.time.trio_clock,
@@ -155,15 +175,28 @@ class Simulation:
         machine = self._machine()
         return 0.0 if machine is None else self.clock_step
 
-    def _delay(self, _thread: str | None) -> tuple[float, float]:
+    def _delay(self) -> Delay:
         left = self._hang_until - self.time.now()
-        if left > 0:
-            # The disk answers before it hangs, or afterwards.
-            return (left, 0.0) if self._dice.random() < 0.5 else (0.0, left)
         roll = self._dice.random()
-        if roll < 0.9:
-            return 0.0, 0.0
-        return (0.0, roll / 50) if roll < 0.95 else (roll / 50, 0.0)
+        if left > 0:
+            # The disk hangs before it is asked, in the middle of a commit, or when it has answered.
+            place = int(roll * 3)
+        elif roll < 0.85:
+            return NO_DELAY
+        else:
+            left, place = roll / 50, int((roll - 0.85) * 20)
+        if place == 1 and self.world.processes > 1:
+            # The lock of the processes that write is held then, and waiting for it is one step.
+            place = 0
+        return Delay(
+            before=left if place == 0 else 0.0,
+            within=left if place == 1 else None,
+            after=left if place == 2 else 0.0,
+        )
+
+    def make_client(self, settings: Settings) -> Client | None:
+        """Return a client of the upstream; None without one."""
+        return None if self._upstream is None else Client(settings, self._upstream)
 
     def trouble(self, webhook_id: str, run: int) -> Trouble | None:
         """Return what goes wrong in a run of an event's handler, counted from 0."""
@@ -174,6 +207,8 @@ class Simulation:
         """Note an event of the runtime's log."""
         if event == "webhook.handled":
             self.auditor.handled(str(fields["webhook_id"]), host)
+        elif event == "webhook.parked":
+            self.auditor.parked.add(str(fields["webhook_id"]))
 
     # -- the course of the world -------------------------------------------------------------
 
@@ -182,6 +217,14 @@ class Simulation:
         names = ["host"] if count == 1 else [f"host{place + 1}" for place in range(count)]
         self.members = [Host(self, name, place) for place, name in enumerate(names, 1)]
         self.path = _PATH
+        self.auditor.remembers = self._remembers
+        self._operator = Operator(self._runtimes, self.auditor)
+        self._feed = FeedClient(self.plan.seed, self.members[0], self.auditor, self.tell)
+        self.auditor.tenants = {
+            each.webhook_id: identifier_of(each.tenant)
+            for each in self.plan.arrivals
+            if each.tenant is not None
+        }
         self.sender = Sender(
             self.plan.seed, self.secret, _PATH, self._dial, self.tell, self.auditor.acknowledge
         )
@@ -189,9 +232,14 @@ class Simulation:
             for member in self.members:
                 self.nursery.start_soon(member.run)
             with trio.move_on_after(LONGEST_REST_SECONDS + self.plan.end) as self._limit:
-                await self._unfold()
-                await self._rest()
-                await self._judge()
+                await self._operator.add(self.world.tenants)
+                async with trio.open_nursery() as clients:
+                    if self.world.feed:
+                        clients.start_soon(self._feed.run)
+                    await self._unfold()
+                    await self._rest()
+                    await self._judge()
+                    clients.cancel_scope.cancel()
                 await self._stop()
             if self._limit.cancelled_caught and not self.auditor.violations:
                 self.auditor.find("endless", "the world does not come to rest")
@@ -275,10 +323,14 @@ class Simulation:
                 self.auditor.fault(fault.end)
             case "network":
                 self._network_until = max(self._network_until, fault.end)
+            case "upstream":
+                self._upstream_until = max(self._upstream_until, fault.end)
             case "clock":
                 self.clock_step += fault.value
                 await trio.sleep(fault.seconds)
                 self.clock_step -= fault.value
+            case "suspend":
+                await self._operator.suspend(int(fault.value), fault.seconds)
             case "full" | "sync" | "read":
                 self.auditor.fault(fault.end)
                 self.disk.ends[fault.kind] = max(fault.end, self.disk.ends.get(fault.kind, 0.0))
@@ -322,7 +374,10 @@ class Simulation:
         while True:
             await trio.sleep(2)
             records = await self._records()
-            open_ = [] if records is None else [one for one in records if one.state not in FINAL]
+            if self.world.tenants and records is not None:
+                await self._operator.replay(records)
+            final = FINAL - {DeliveryState.PARKED} if self.world.tenants else FINAL
+            open_ = [] if records is None else [one for one in records if one.state not in final]
             if records is not None and not open_:
                 return
             seen = records is not None and [(one.key, one.state, one.attempts) for one in open_]
@@ -344,6 +399,15 @@ class Simulation:
             if member.serves and member.runtime is not None
         ]
 
+    def _remembers(self, machine: str, key: str) -> bool:
+        return any(
+            member.machine is not None
+            and member.machine.name == machine
+            and member.runtime is not None
+            and remembers_outcome(member.runtime, key)
+            for member in self.members
+        )
+
     def _longest_wait(self) -> float:
         caps = [each.settings.webhooks.queue.retry_cap_seconds for each in self._runtimes()]
         return max(caps, default=0.0) + RETRY_SLACK_SECONDS
@@ -364,7 +428,16 @@ class Simulation:
             self.auditor.find("unready", "the host does not serve although nothing is wrong")
             return
         self._found = records
-        self.auditor.judge(records, dead_is_failure=self.world.dead_is_failure)
+        self.auditor.workers = sum(
+            each.settings.webhooks.queue.workers for each in self._runtimes()
+        )
+        self.auditor.judge(
+            records,
+            dead_is_failure=self.world.dead_is_failure,
+            parked_is_final=not self.world.tenants,
+        )
+        if self.world.feed:
+            await self._feed.judge(records)
         await trio.sleep(SETTLE_SECONDS)
         for runtime in self._runtimes():
             if runtime.unfinished or runtime.queue_depth:
