@@ -307,14 +307,16 @@ def retries_never_fetched() -> Any:
     return patch.object(
         leases,
         "_FIND_DUE",
-        leases._FIND_DUE.replace(leases._IS_RETRYING, f"1 = 0 AND {leases._IS_RETRYING}"),
+        leases._FIND_DUE.replace(leases._retrying("this"), "1 = 0"),
     )
 
 
 def expired_never_claimed() -> Any:
     """Leases that have expired are left alone, also at a start."""
     return _several(
-        patch.object(leases, "_FIND_DUE", leases._FIND_DUE.replace(leases._HAS_EXPIRED, "1 = 0")),
+        patch.object(
+            leases, "_FIND_DUE", leases._FIND_DUE.replace(leases._expired("this"), "1 = 0")
+        ),
         patch.object(inbox.SqlInbox, "recover", _none),
     )
 

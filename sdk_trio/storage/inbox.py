@@ -116,16 +116,13 @@ class SqlInbox(SqlPart, ABC):
 
     @property
     def lost(self) -> str | None:
-        """See :attr:`Inbox.lost`."""
         return self._commits.lost
 
     @property
     def failing(self) -> bool:
-        """See :attr:`Inbox.failing`."""
         return self._commits.failing
 
     def samples(self) -> Iterator[Sample]:
-        """See :meth:`Inbox.samples`."""
         yield Sample("sdk_leases_held", (), len(self._leases))
         yield Sample("sdk_leases_renewed_total", (), self._renewals)
         yield from self._readers.samples()
@@ -140,12 +137,10 @@ class SqlInbox(SqlPart, ABC):
         return deliveries.claim_all(tx, self._terms, arriving)
 
     def accept(self, delivery: NewDelivery, *, leased: bool) -> Coroutine[Any, Any, Admitted]:
-        """See :meth:`Inbox.accept`."""
         token = new_token() if leased and not delivery.ordered else None
         return self._admit(self._accepting, delivery.key, token, Arriving(delivery, token))
 
     async def claim(self, delivery: NewDelivery) -> Admitted:
-        """See :meth:`Inbox.claim`."""
         token = new_token()
         item = Arriving(delivery, token)
         return await self._admit(self._claiming, delivery.key, token, item, durable=False)
@@ -181,7 +176,6 @@ class SqlInbox(SqlPart, ABC):
         return deliveries.end_all(tx, self._terms, runs)
 
     async def start(self, key: str, *, now: float, alone: bool = False) -> bool:
-        """See :meth:`Inbox.start`."""
         self._unawaited_starts.pop(key, None)
         lease = self._leases.get(key)
         if lease is None:
@@ -213,7 +207,6 @@ class SqlInbox(SqlPart, ABC):
         return lease is not None
 
     async def join(self, key: str) -> None:
-        """See :meth:`Inbox.join`."""
         lease = self._leases.get(key)
         if lease is None:
             await trio.lowlevel.checkpoint()
@@ -221,7 +214,6 @@ class SqlInbox(SqlPart, ABC):
             await self._commits.submit(partial(deliveries.join, lease=lease))
 
     def start_unawaited(self, key: str, *, now: float) -> None:
-        """See :meth:`Inbox.start_unawaited`."""
         lease = self._leases.get(key)
         if lease is not None:
             start = RunStart(lease.sequence, lease.token, now)
@@ -264,8 +256,7 @@ class SqlInbox(SqlPart, ABC):
             del self._leases[key]
 
     @abstractmethod
-    async def conclude(self, key: str, effects: Effects[T], *, attempt: int, now: float) -> T:
-        """See :meth:`Inbox.conclude`."""
+    async def conclude(self, key: str, effects: Effects[T], *, attempt: int, now: float) -> T: ...
 
     replay = committed(deliveries.replay)
     repeat = committed(deliveries.repeat)
@@ -273,7 +264,6 @@ class SqlInbox(SqlPart, ABC):
     # -- leases ----------------------------------------------------------------------------------
 
     async def release(self, keys: Sequence[str]) -> None:
-        """See :meth:`Inbox.release`."""
         held = {key: lease for key in keys if (lease := self._leases.get(key)) is not None}
         released = await self._commits.submit(lambda tx: leases.release(tx, list(held.values())))
         for key, lease in held.items():
@@ -281,7 +271,6 @@ class SqlInbox(SqlPart, ABC):
                 del self._leases[key]
 
     async def take_due(self, *, limit: int, now: float, overdue: bool = True) -> Due:
-        """See :meth:`Inbox.take_due`."""
         terms, place = self._terms, self._place
         asked_at = clock.monotonic()
 
@@ -297,7 +286,6 @@ class SqlInbox(SqlPart, ABC):
         return claimed.due
 
     async def take_suspects(self, *, limit: int, now: float) -> Sequence[DeliveryRecord]:
-        """See :meth:`Inbox.take_suspects`."""
         terms = self._terms
         claimed = await self._commits.submit(
             lambda tx: leases.claim_suspects(tx, terms, limit=limit, now=now)
@@ -306,7 +294,6 @@ class SqlInbox(SqlPart, ABC):
         return claimed.due.records
 
     async def renew(self, keys: Collection[str], *, now: float) -> Renewed:
-        """See :meth:`Inbox.renew`."""
         terms = self._terms
         held = {key: lease for key in keys if (lease := self._leases.get(key)) is not None}
         for key in [key for key in self._leases if key not in held]:
@@ -319,7 +306,6 @@ class SqlInbox(SqlPart, ABC):
         return renewed
 
     async def lead(self, *, seconds: float) -> int | None:
-        """See :meth:`Inbox.lead`."""
         owner, now = self._terms.owner, clock.wall()
         return await self._commits.submit(
             lambda tx: leases.lead(tx, owner, seconds=seconds, now=now)
@@ -350,7 +336,6 @@ class SqlInbox(SqlPart, ABC):
     async def write_checkpoint(
         self, name: str, value: str | None, *, term: int | None = None, once: bool = False
     ) -> None:
-        """See :meth:`Inbox.write_checkpoint`."""
         owner = self._terms.owner
 
         def work(tx: SqlTransaction) -> None:
@@ -403,7 +388,6 @@ class SqlInbox(SqlPart, ABC):
             )
 
     async def erase(self, tenant_id: str) -> int:
-        """See :meth:`Inbox.erase`."""
         erased = after = 0
         while found := await self._read(
             partial(reads.of_tenant, tenant_id=tenant_id, after=after, limit=PURGE_CHUNK)

@@ -139,7 +139,6 @@ class PostgresInbox(SqlInbox):
         return inbox
 
     async def clock_offset(self) -> float | None:
-        """See :meth:`Inbox.clock_offset`."""
         return await self._readers.run(reads.clock_offset, seconds=ANSWER_SECONDS)
 
     def writing_process(self) -> int | None:
@@ -147,7 +146,6 @@ class PostgresInbox(SqlInbox):
         return None
 
     async def conclude(self, key: str, effects: Effects[T], *, attempt: int, now: float) -> T:
-        """See :meth:`Inbox.conclude`."""
         lease = self._leases.get(key)
         if lease is None:
             await trio.lowlevel.checkpoint()
@@ -162,7 +160,6 @@ class PostgresInbox(SqlInbox):
         return value
 
     async def changed_elsewhere(self) -> bool:
-        """See :meth:`Inbox.changed_elsewhere`."""
         terms = self._terms
         seen, expired = await self._readers.run(
             lambda tx: reads.changes_of_others(
@@ -214,7 +211,6 @@ class PostgresInbox(SqlInbox):
         return True
 
     async def close(self) -> None:
-        """See :meth:`Inbox.close`."""
         self._effects.close()
         await super().close()
 

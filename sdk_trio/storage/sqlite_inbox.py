@@ -154,13 +154,11 @@ class SqliteInbox(SqlInbox):
         return None
 
     def writing_process(self) -> int | None:
-        """See :meth:`Inbox.writing_process`."""
         return self._engine.turn_holder()
 
     # -- admission -------------------------------------------------------------------------------
 
     def accept(self, delivery: NewDelivery, *, leased: bool) -> Coroutine[Any, Any, Admitted]:
-        """See :meth:`Inbox.accept`."""
         version = self._unawaited.keys.note_new(delivery)
         if version is None:
             return super().accept(delivery, leased=leased)
@@ -174,7 +172,6 @@ class SqliteInbox(SqlInbox):
         return deliveries.accept_all(tx, self._terms, arriving, surely_new=are_new)
 
     async def claim(self, delivery: NewDelivery) -> Admitted:
-        """See :meth:`Inbox.claim`."""
         key, unawaited = delivery.key, self._unawaited
         unawaited.keys.add(key)
         unawaited.drop(key)  # the end of an earlier run could not be recorded
@@ -211,18 +208,15 @@ class SqliteInbox(SqlInbox):
         return msgspec.structs.replace(admitted, attempts=admitted.attempts + counted)
 
     def claim_unawaited(self, delivery: NewDelivery) -> bool:
-        """See :meth:`Inbox.claim_unawaited`."""
         return self._unawaited.claim(delivery)
 
     async def park(self, delivery: NewDelivery, reason: str | None = None) -> Admitted:
-        """See :meth:`Inbox.park`."""
         self._unawaited.keys.add(delivery.key)
         return await super().park(delivery, reason)
 
     # -- runs ------------------------------------------------------------------------------------
 
     def finish(self, key: str, outcome: Outcome, *, now: float) -> Coroutine[Any, Any, None]:
-        """See :meth:`Inbox.finish`."""
         if key in self._unawaited.runs:
             return self._unawaited.finish(key, outcome, now=now)
         return super().finish(key, outcome, now=now)
@@ -261,7 +255,6 @@ class SqliteInbox(SqlInbox):
         return value
 
     async def renew(self, keys: Collection[str], *, now: float) -> Renewed:
-        """See :meth:`Inbox.renew`."""
         held = frozenset(keys)
         for key in [key for key in self._unawaited.runs if key not in held]:
             self._unawaited.drop(key)
@@ -276,7 +269,6 @@ class SqliteInbox(SqlInbox):
         return await super()._read(query)
 
     async def changed_elsewhere(self) -> bool:
-        """See :meth:`Inbox.changed_elsewhere`."""
         # On the writing connection, because the number counts the changes of *other* connections.
         version = await self._commits.run_alone(
             lambda connection: (self._engine.connections, int(connection.pragma("data_version"))),
@@ -288,7 +280,6 @@ class SqliteInbox(SqlInbox):
         return changed
 
     async def other_tables(self) -> Sequence[str]:
-        """See :meth:`Inbox.other_tables`."""
         return await self._read(reads.other_tables)
 
     async def lead(self, *, seconds: float) -> int | None:
@@ -299,7 +290,6 @@ class SqliteInbox(SqlInbox):
     # -- retention and end -----------------------------------------------------------------------
 
     async def purge(self, *, now: float) -> Purged:
-        """See :meth:`Inbox.purge`."""
         self._engine.checkpoint_bytes = PURGE_LOG_BYTES
         try:
             purged = await super().purge(now=now)
@@ -315,7 +305,6 @@ class SqliteInbox(SqlInbox):
         return super()._erase(tx, sequences, tenant_id)
 
     async def wipe(self) -> bool:
-        """See :meth:`Inbox.wipe`."""
         await self._commits.run_alone(overwrite_remnants)
         return await self._clear_log(BUSY_SECONDS)
 
@@ -331,7 +320,6 @@ class SqliteInbox(SqlInbox):
         return cleared
 
     async def close(self) -> None:
-        """See :meth:`Inbox.close`."""
         self._unawaited.keys.stop()
         try:
             await super().close()

@@ -108,20 +108,16 @@ class PostgresTransaction:
         self.done: int = 0
 
     def all(self, statement: str, /, **values: Any) -> list[Row]:
-        """Run a statement and return all of its rows."""
         return self._connection.execute(self.dialect.translate(statement).text, values).fetchall()
 
     def one(self, statement: str, /, **values: Any) -> Row | None:
-        """Run a statement and return its first row, or None."""
         return self._connection.execute(self.dialect.translate(statement).text, values).fetchone()
 
     def run(self, statement: str, /, **values: Any) -> int:
-        """Run a statement and return the number of rows that it has changed."""
         cursor = self._connection.execute(self.dialect.translate(statement).text, values)
         return max(cursor.rowcount, 0)
 
     def each(self, statement: str, values: Iterable[Mapping[str, Any]], /) -> list[Row | None]:
-        """Run a statement once for each of ``values``; return the first rows, in one round trip."""
         text = self.dialect.translate(statement).text
         connection = self._connection
         rows: list[Row | None] = []
@@ -144,7 +140,6 @@ class PostgresTransaction:
     def insert(
         self, insert: Insert, rows: Sequence[Sequence[Any]], /, *, complete: bool = False
     ) -> list[Row]:
-        """Insert ``rows``, in their order; return what the statement's ``RETURNING`` names."""
         return _insert(self._connection, self.dialect, insert, rows) if rows else []
 
     def note_change(self, *, done: int = 0) -> None:

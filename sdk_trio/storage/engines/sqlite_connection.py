@@ -87,20 +87,16 @@ class SqliteTransaction:
         return self.connection.execute(text, values)
 
     def all(self, statement: str, /, **values: Any) -> list[Row]:
-        """Run a statement and return all of its rows."""
         return self._execute(statement, values).fetchall()
 
     def one(self, statement: str, /, **values: Any) -> Row | None:
-        """Run a statement and return its first row, or None."""
         return cast("Row | None", self._execute(statement, values).fetchone())
 
     def run(self, statement: str, /, **values: Any) -> int:
-        """Run a statement and return the number of rows that it has changed."""
         self._execute(statement, values)
         return self.connection.changes()
 
     def each(self, statement: str, values: Iterable[Mapping[str, Any]], /) -> list[Row | None]:
-        """Run a statement with ``RETURNING`` once for each of ``values``; return the first rows."""
         return [cast("Row | None", self._execute(statement, one).fetchone()) for one in values]
 
     complete = all
@@ -108,7 +104,6 @@ class SqliteTransaction:
     def insert(
         self, insert: Insert, rows: Sequence[Sequence[Any]], /, *, complete: bool = False
     ) -> list[Row]:
-        """Insert ``rows``, in their order; return what the statement's ``RETURNING`` names."""
         returned: list[Row] = []
         begin = 0
         for size in ROWS_AT_ONCE:

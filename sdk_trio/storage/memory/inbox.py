@@ -202,13 +202,11 @@ class MemoryInbox(MemoryBackend):
     # -- deliveries ------------------------------------------------------------------------------
 
     async def accept(self, delivery: NewDelivery, *, leased: bool) -> Admitted:
-        """See :meth:`Inbox.accept`."""
         await self._begin()
         leased = leased and not delivery.ordered
         return self._admit(delivery, ACCEPTING, DeliveryState.RECEIVED, leased)
 
     async def claim(self, delivery: NewDelivery) -> Admitted:
-        """See :meth:`Inbox.claim`."""
         # Not a whole checkpoint: the request around this run has one already.
         await trio.lowlevel.checkpoint_if_cancelled()
         self._require_open()
@@ -219,7 +217,6 @@ class MemoryInbox(MemoryBackend):
         return False
 
     async def park(self, delivery: NewDelivery, reason: str | None = None) -> Admitted:
-        """See :meth:`Inbox.park`."""
         await self._begin()
         admitted = self._admit(delivery, PARKING, DeliveryState.PARKED, False)
         if admitted.admission is Admission.NEW and reason is not None:
@@ -291,7 +288,6 @@ class MemoryInbox(MemoryBackend):
         return self._terms.live(row.until, now=now)
 
     async def keep_other(self, delivery: NewDelivery) -> None:
-        """See :meth:`Inbox.keep_other`."""
         await self._begin()
         row = self._rows.by_key.get(delivery.key)
         if row is not None and not row.has_body(delivery.raw):
@@ -371,16 +367,13 @@ class MemoryInbox(MemoryBackend):
     # -- runs ------------------------------------------------------------------------------------
 
     async def start(self, key: str, *, now: float, alone: bool = False) -> bool:
-        """See :meth:`Inbox.start`."""
         await self._begin()
         return self._start(key, now, alone)
 
     def start_unawaited(self, key: str, *, now: float) -> None:
-        """See :meth:`Inbox.start_unawaited`."""
         self._start(key, now, False)
 
     async def join(self, key: str) -> None:
-        """See :meth:`Inbox.join`."""
         await self._begin()
         row = self._rows.by_key.get(key)
         if row is not None and row.owner == self._terms.owner and row.state in UNFINISHED:
@@ -494,7 +487,6 @@ class MemoryInbox(MemoryBackend):
         )
 
     async def replay(self, keys: Sequence[str]) -> Sequence[str]:
-        """See :meth:`Inbox.replay`."""
         await self._begin()
         put_back = []
         for key in keys:
@@ -525,7 +517,6 @@ class MemoryInbox(MemoryBackend):
     # -- leases ----------------------------------------------------------------------------------
 
     async def release(self, keys: Sequence[str]) -> None:
-        """See :meth:`Inbox.release`."""
         await self._begin()
         for key in keys:
             row = self._rows.by_key.get(key)
@@ -535,7 +526,6 @@ class MemoryInbox(MemoryBackend):
                 self._write(row, row.state)
 
     async def take_due(self, *, limit: int, now: float, overdue: bool = True) -> Due:
-        """See :meth:`Inbox.take_due`."""
         await self._begin()
         rows = self._rows
         due: list[MemoryRow] = []
@@ -570,7 +560,6 @@ class MemoryInbox(MemoryBackend):
         return overdue and row.owner != self._terms.owner and self._held_until(row, now) is None
 
     async def take_suspects(self, *, limit: int, now: float) -> Sequence[DeliveryRecord]:
-        """See :meth:`Inbox.take_suspects`."""
         await self._begin()
         rows = self._rows
         found = [
@@ -584,7 +573,6 @@ class MemoryInbox(MemoryBackend):
         return [row.record() for row in found[:limit]]
 
     async def reschedule(self, *, now: float) -> int:
-        """See :meth:`Inbox.reschedule`."""
         await self._begin()
         late = [
             row
@@ -614,7 +602,6 @@ class MemoryInbox(MemoryBackend):
         )
 
     async def recover(self, *, dead: str | None = None) -> int:
-        """See :meth:`Inbox.recover`."""
         await self._begin()
         taken = [
             row
@@ -629,7 +616,6 @@ class MemoryInbox(MemoryBackend):
         return len(taken)
 
     async def take_over(self, owner: str, *, heir: str, now: float) -> int:
-        """See :meth:`Inbox.take_over`."""
         await self._begin()
         taken = [row for row in self._rows.unfinished.values() if row.owner == owner]
         for row in taken:
@@ -643,7 +629,6 @@ class MemoryInbox(MemoryBackend):
         return len(taken)
 
     async def renew(self, keys: Collection[str], *, now: float) -> Renewed:
-        """See :meth:`Inbox.renew`."""
         await self._begin()
         held = frozenset(keys)
         given_up = 0
@@ -685,12 +670,10 @@ class MemoryInbox(MemoryBackend):
     erase = _on_rows(Deliveries.erase)
 
     async def last_sequence(self) -> int:
-        """See :meth:`Inbox.last_sequence`."""
         await self._begin()
         return self._rows.last_sequence
 
     async def changed_elsewhere(self) -> bool:
-        """See :meth:`Inbox.changed_elsewhere`."""
         await self._begin()
         before = self._foreign_changes
         self._foreign_changes = self._rows.changes - self._own_changes
@@ -717,7 +700,6 @@ class MemoryInbox(MemoryBackend):
         return Purged(0, self._rows.forget_done(now - self._terms.dedup_seconds), len(parked))
 
     async def holdings(self, tenant_id: str) -> Mapping[str, int]:
-        """See :meth:`Inbox.holdings`."""
         from ..sql import reads
 
         await self._begin()
@@ -734,7 +716,6 @@ class MemoryInbox(MemoryBackend):
         }
 
     async def unowned(self) -> Sequence[str]:
-        """See :meth:`Inbox.unowned`."""
         await self._begin()
         rows = self._rows.by_sequence.values()
         named = {row.tenant_id for row in rows}
@@ -742,7 +723,6 @@ class MemoryInbox(MemoryBackend):
         return [name for name in named if name and await self.tenants.get(name) is None]
 
     async def other_tables(self) -> Sequence[str]:
-        """See :meth:`Inbox.other_tables`."""
         await self._begin()
         return []
 
@@ -752,7 +732,6 @@ class MemoryInbox(MemoryBackend):
         return True
 
     async def close(self) -> None:
-        """See :meth:`Inbox.close`."""
         self._closed = True
         if "_tables" in vars(self) and self._shares is None:
             self._tables.close()

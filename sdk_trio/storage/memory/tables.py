@@ -74,14 +74,12 @@ class MemoryUpgrade(SqlUpgrade):
         self._rows = rows
 
     async def count_unassigned(self) -> int:
-        """See :meth:`UpgradeStore.count_unassigned`."""
         await trio.lowlevel.checkpoint()
         return sum(row.tenant_id is None for row in self._rows.by_sequence.values())
 
     async def bodies(
         self, tenant_id: str | None, *, after: int, limit: int
     ) -> Sequence[StoredBody]:
-        """See :meth:`UpgradeStore.bodies`."""
         await trio.lowlevel.checkpoint()
         found = sorted(
             sequence
@@ -92,7 +90,6 @@ class MemoryUpgrade(SqlUpgrade):
         return [StoredBody(row.sequence, row.type, row.raw or b"") for row in rows]
 
     async def assign_batch(self, marker: UpgradeMarker, *, limit: int) -> Assigned:
-        """See :meth:`UpgradeStore.assign_batch`."""
         after = int(marker.position or 0)
         waiting = sorted(sequence for sequence in self._rows.by_sequence if sequence > after)
         if not waiting:

@@ -154,6 +154,7 @@ WHERE sequence > {INDEXED} AND delivery_key IN texts(:keys)
 """
 
 # The order of the loops is the order of the tables: one step for each segment and each term.
+# A copy from PostgreSQL may have two rows with one key: the newer one comes last and wins.
 _FIND_INDEXED = """
 SELECT wanted.value, lookup.sequence
 FROM segment CROSS JOIN json_each(:terms) AS wanted CROSS JOIN lookup

@@ -60,15 +60,26 @@ def _is_first(this: str) -> str:
 """
 
 
-_IS_WAITING = "queued AND state = 'received' AND lease_owner IS NULL"
+def _waiting(work: str) -> str:
+    """Return SQL that is true if the row with this alias waits for a worker."""
+    return f"{work}.queued AND {work}.state = 'received' AND {work}.lease_owner IS NULL"
 
-_IS_RETRYING = "queued AND state = 'retrying' AND lease_owner IS NULL"
 
-# A deadline further ahead than any lease lasts was written by a wrong clock. The owners are two
-# ranges of an index: for an inequality each claim would read our own leases.
-_HAS_EXPIRED = f"""
-lease_owner IS NOT NULL AND (lease_owner < :owner OR lease_owner > :owner)
-    AND (lease_until <= clock() OR lease_until > clock() + :seconds + {CLOCK_SLACK_SECONDS})
+def _retrying(work: str) -> str:
+    """Return SQL that is true if the row with this alias waits for the time of its retry."""
+    return f"{work}.queued AND {work}.state = 'retrying' AND {work}.lease_owner IS NULL"
+
+
+def _expired(work: str) -> str:
+    """Return SQL that is true if another owner's lease of the row with this alias has expired.
+
+    A deadline further ahead than any lease lasts was written by a wrong clock. The owners are two
+    ranges of an index: with an inequality each claim would read our own leases.
+    """
+    return f"""
+{work}.lease_owner IS NOT NULL AND ({work}.lease_owner < :owner OR {work}.lease_owner > :owner)
+    AND ({work}.lease_until <= clock()
+        OR {work}.lease_until > clock() + :seconds + {CLOCK_SLACK_SECONDS})
 """
 
 
@@ -89,18 +100,18 @@ _SORTED = "sequence + 0"
 
 # Deliveries without a lane, which do not wait for others.
 _FIND_WAITING = f"""
-SELECT sequence FROM work WHERE {_IS_WAITING} AND lane IS NULL {_in_order("lane, sequence")}
+SELECT sequence FROM work WHERE {_waiting("work")} AND lane IS NULL {_in_order("lane, sequence")}
 """
 # Written so that the index of waiting rows does not match: PostgreSQL would read all of it, instead
 # of finding each row by the primary key.
 _FIND_IN_LANES = _first(
     "sequence IN ints(:firsts) AND queued AND state = 'received' AND coalesce(lease_owner, '') = ''"
 )
-_FIND_RETRYING = _first(f"{_IS_RETRYING} AND next_attempt_at <= clock()", order=_SORTED)
+_FIND_RETRYING = _first(f"{_retrying('this')} AND next_attempt_at <= clock()", order=_SORTED)
 # Also deliveries that are not first: their expired leases block the first one.
 _FIND_EXPIRED = f"""
 SELECT sequence, state, {_is_first("this")} AS is_first FROM work AS this
-WHERE {_HAS_EXPIRED} AND queued AND {unfinished()} {_in_order(_SORTED)}
+WHERE {_expired("this")} AND queued AND {unfinished()} {_in_order(_SORTED)}
 """
 
 # A suspect may be leased by us already.
@@ -122,16 +133,17 @@ UNION ALL SELECT sequence, state, is_first FROM expired
 # many deliveries wait in it. The row without a lane has the time of the next retry.
 _NEXT_LANES = f"""
 WITH RECURSIVE step (lane, number) AS (
-    SELECT (SELECT lane FROM work WHERE {_IS_WAITING} AND lane > :lane ORDER BY lane LIMIT 1), 1
-    UNION ALL SELECT (SELECT work.lane FROM work WHERE {_IS_WAITING} AND work.lane > step.lane
-        ORDER BY work.lane LIMIT 1), number + 1
+    SELECT (SELECT lane FROM work
+        WHERE {_waiting("work")} AND lane > :lane ORDER BY lane LIMIT 1), 1
+    UNION ALL SELECT (SELECT work.lane FROM work
+        WHERE {_waiting("work")} AND work.lane > step.lane ORDER BY work.lane LIMIT 1), number + 1
     FROM step WHERE step.lane IS NOT NULL AND number < {LANES}
 )
-SELECT lane, (SELECT min(sequence) FROM work WHERE {_IS_WAITING} AND work.lane = step.lane),
+SELECT lane, (SELECT min(sequence) FROM work WHERE {_waiting("work")} AND work.lane = step.lane),
     CAST(NULL AS float8)
 FROM step WHERE lane IS NOT NULL
 UNION ALL SELECT NULL, NULL, (SELECT min(local(next_attempt_at)) FROM work
-    WHERE {_IS_RETRYING} AND next_attempt_at > clock())
+    WHERE {_retrying("work")} AND next_attempt_at > clock())
 """
 
 _LEASE_DELIVERIES = """
@@ -325,7 +337,7 @@ def release(tx: SqlTransaction, leases: Sequence[Lease]) -> frozenset[int]:
 _LEASED_BY_OTHERS = f"""
 SELECT sequence, state FROM work
 WHERE {unfinished()} AND lease_owner IS NOT NULL AND lease_owner <> :owner
-    AND (NOT CAST(:shared AS boolean) OR ({_HAS_EXPIRED}) OR lease_owner = :dead
+    AND (NOT CAST(:shared AS boolean) OR ({_expired("work")}) OR lease_owner = :dead
         OR substr(lease_owner, 1, length(:dead) + 1) = :dead || '.')
 FOR UPDATE SKIP LOCKED
 """

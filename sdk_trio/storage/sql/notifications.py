@@ -425,12 +425,10 @@ class SqlNotifications(SqlPart):
     counts = on_reader(counts)
 
     async def renew(self, ids: Collection[NotificationId], *, now: float) -> Recovered:
-        """See :meth:`NotificationStore.renew`."""
         terms, held = self._terms, tuple(ids)
         return await self._commits.submit(lambda tx: renew(tx, terms, held, now))
 
     async def retry(self, ids: Sequence[NotificationId]) -> Sequence[NotificationId]:
-        """See :meth:`NotificationStore.retry`."""
         chosen = tuple(ids)
         return await self._commits.submit(lambda tx: retry(tx, chosen))
 

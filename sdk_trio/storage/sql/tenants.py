@@ -360,7 +360,6 @@ class SqlTenants(SqlPart):
         *,
         announced: bool = False,
     ) -> None:
-        """See :meth:`TenantStore.change`."""
         # Alone in its transaction: if another unit failed, the rollback would use up a number of
         # the outbox.
         await self._commits.submit(
@@ -369,15 +368,12 @@ class SqlTenants(SqlPart):
         )
 
     async def get(self, tenant_id: str) -> Tenant | None:
-        """See :meth:`TenantStore.get`."""
         return await self._answer(lambda tx: get(tx, "id", tenant_id))
 
     async def find(self, identifier: str) -> Tenant | None:
-        """See :meth:`TenantStore.find`."""
         return await self._answer(lambda tx: get(tx, "identifier", identifier))
 
     async def owner_of(self, organization_id: str) -> Tenant | str | None:
-        """See :meth:`TenantStore.owner_of`."""
         return await self._answer(lambda tx: owner_of(tx, organization_id))
 
     async def _answer(self, query: Callable[[SqlTransaction], T]) -> T:
@@ -490,7 +486,6 @@ class SqlUpgrade(SqlPart):
     assign_batch = committed(_assign)
 
     async def lead(self, *, seconds: float) -> int | None:
-        """See :meth:`UpgradeStore.lead`."""
         owner, now = self._terms.owner, clock.wall()
         return await self._commits.submit(
             lambda tx: leases.lead(tx, owner, seconds=seconds, now=now, name=leases.UPGRADER)
@@ -498,7 +493,6 @@ class SqlUpgrade(SqlPart):
 
     @contextmanager
     def fenced(self, term: int) -> Iterator[None]:
-        """See :meth:`UpgradeStore.fenced`."""
         owner = self._terms.owner
         self._commits.fence = lambda tx: leases.require_term(tx, owner, term, name=leases.UPGRADER)
         try:
