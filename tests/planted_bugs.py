@@ -236,9 +236,9 @@ def fence_missing() -> Any:
 
 def deduplication_forgets() -> Any:
     """Finished ids are forgotten after a second."""
-    standing = admission.standing_of
+    standing = admission.existing_state
     return patch.object(
-        deliveries, "standing_of", lambda known, now, dedup_seconds: standing(
+        deliveries, "existing_state", lambda known, now, dedup_seconds: standing(
             known, now=now, dedup_seconds=1.0
         )
     )  # fmt: skip
@@ -307,14 +307,16 @@ def retries_never_fetched() -> Any:
     return patch.object(
         leases,
         "_FIND_DUE",
-        leases._FIND_DUE.replace(leases._IS_RETRYING, f"1 = 0 AND {leases._IS_RETRYING}"),
+        leases._FIND_DUE.replace(leases._retrying("this"), "1 = 0"),
     )
 
 
 def expired_never_claimed() -> Any:
     """Leases that have expired are left alone, also at a start."""
     return _several(
-        patch.object(leases, "_FIND_DUE", leases._FIND_DUE.replace(leases._HAS_EXPIRED, "1 = 0")),
+        patch.object(
+            leases, "_FIND_DUE", leases._FIND_DUE.replace(leases._expired("this"), "1 = 0")
+        ),
         patch.object(inbox.SqlInbox, "recover", _none),
     )
 

@@ -49,6 +49,7 @@ CHECKED = (
     "sdk_trio/replication",
     "sdk_trio/runtime",
     "sdk_trio/server",
+    "sdk_trio/storage",
     "sdk_trio/tenants",
     "sdk_trio/testing/*.py",
     "sdk_trio/webhooks",

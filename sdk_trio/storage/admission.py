@@ -1,7 +1,7 @@
 """The inbox's answer to a delivery, decided without I/O.
 
-Every store asks the same two questions: what is the state of the known record of this id, and what
-does that mean for ``accept``, ``claim`` or ``park``? The answers are here, the writes are theirs.
+:func:`existing_state` classifies the existing record of an id; the tables of rules map the class to
+the answer of ``accept``, ``claim`` or ``park``, and to the write that the store makes.
 """
 
 import enum
@@ -11,7 +11,7 @@ import msgspec
 from ..records.deliveries import Admission, DeliveryState
 
 #: A stored time may be this much later than possible, in seconds, before it counts as written by a
-#: wrong clock: small corrections of a clock must not make anything due early.
+#: wrong clock. Small corrections of a clock must not make anything due early.
 CLOCK_SLACK_SECONDS = 60.0
 
 #: A lease that expired longer ago, in seconds, should have been taken over: workers ask the store
@@ -46,9 +46,9 @@ class Known(msgspec.Struct, frozen=True):
     """The columns of a known id's record that decide; times in Unix seconds.
 
     ``held_until`` is the deadline of another owner's live lease, None if there is none. Our own
-    protects nothing here: who asks knows what runs in its own process, and asks for an id that does
-    not, so a claim of ours is a leftover (a commit that was cancelled, an outcome that could not be
-    written) and must not block the redelivery for ever.
+    lease does not count: the caller asks only for an id that does not run in its process. So our
+    lease is a leftover of a cancelled commit or of an outcome that could not be written, and must
+    not block the redelivery.
     """
 
     state: DeliveryState
@@ -74,7 +74,7 @@ class ExistingState(enum.Enum):
     """It failed or was cut short inline, and waits for the sender's redelivery."""
     DEAD = enum.auto()
     """Its last allowed run failed; a redelivery runs it again."""
-    CONDEMNED = enum.auto()
+    PROCESS_ENDED = enum.auto()
     """Dead, and its process ended while it ran: only an operator's replay runs it again, because
     each redelivery could end the process again."""
     PARKED = enum.auto()
@@ -117,7 +117,7 @@ ACCEPTING = {
     ExistingState.RUNNING: _RUNNING,
     ExistingState.WAITING: _CONTINUE,
     ExistingState.DEAD: _RESTART,
-    ExistingState.CONDEMNED: _DONE,
+    ExistingState.PROCESS_ENDED: _DONE,
     ExistingState.PARKED: _RESTART,
 }
 
@@ -131,19 +131,19 @@ CLAIMING = {
 }
 
 #: The rulings of ``park``. A delivery that waits for a redelivery gets its last one here: the
-#: sender is told 200 and comes no more, and only as ``parked`` can it be replayed.
+#: sender is answered 200 and does not send again, and only as ``parked`` can it be replayed.
 PARKING = {**ACCEPTING, ExistingState.DEAD: _DONE, ExistingState.PARKED: _DONE}
 
 
-def standing_of(known: Known, *, now: float, dedup_seconds: float) -> ExistingState:
-    """Return the standing of a known record at ``now``, the arrival of the further delivery."""
+def existing_state(known: Known, *, now: float, dedup_seconds: float) -> ExistingState:
+    """Classify a known record at ``now``, the arrival time of the redelivery."""
     if known.state is DeliveryState.DONE:
         finished_at = known.finished_at if known.finished_at is not None else now
         return (
             ExistingState.FORGOTTEN if now - finished_at > dedup_seconds else ExistingState.FINISHED
         )
     if known.state is DeliveryState.DEAD:
-        return ExistingState.CONDEMNED if known.process_ends else ExistingState.DEAD
+        return ExistingState.PROCESS_ENDED if known.process_ends else ExistingState.DEAD
     if known.state is DeliveryState.PARKED:
         return ExistingState.PARKED
     if known.queued:

@@ -1,9 +1,9 @@
 """Backups of the store: ``storage backup`` and ``storage restore``.
 
 A backup is a compressed tar archive of a manifest and of the store as one SQLite file, whichever
-the engine. It shows one moment, and is made while a receiver works: of a file, SQLite makes the
-copy (``VACUUM INTO``), of a database it is read in one snapshot. A backup is read again before it
-gets its name, and before anything is restored.
+the engine. It is a snapshot, and is made while a receiver works. SQLite copies a file (``VACUUM
+INTO``); a PostgreSQL database is read in one snapshot. A backup is verified before it gets its
+name, and before anything is restored.
 """
 
 import errno
@@ -100,7 +100,7 @@ def back_up(file: Path, make: Make, *, backend: str, report: Report) -> Manifest
 
     It is written beside ``file``, in a directory that is removed afterwards, or by the next call if
     this one is killed. ``file`` appears when the backup is complete, was read again, and is on the
-    disk. Both copies of the store need room there.
+    disk. Both copies of the store need space there.
 
     Args:
         file: the backup; readable by this user alone.
@@ -133,7 +133,7 @@ def back_up(file: Path, make: Make, *, backend: str, report: Report) -> Manifest
         finally:
             shutil.rmtree(directory, ignore_errors=True)
     except OSError as error:
-        raise _no_room(file, error) from error
+        raise _disk_full(file, error) from error
     return manifest
 
 
@@ -159,14 +159,14 @@ def _exists(file: Path) -> TransferError:
     return TransferError(f"{file} exists: a backup replaces nothing; name another file")
 
 
-def _no_room(place: Path, error: OSError) -> TransferError:
+def _disk_full(place: Path, error: OSError) -> TransferError:
     full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     remedy = "free some space there, or name another disk" if full else "check it, and repeat this"
     return TransferError(f"{place} cannot be written ({error.strerror or error}): {remedy}")
 
 
 def copy_file(source: Path, file: Path, report: Report) -> None:
-    """Copy one moment of the store in ``source`` to the new file ``file``; blocks.
+    """Copy a snapshot of the store in ``source`` to the new file ``file``; blocks.
 
     Raises:
         StorageError: the store cannot be read, or the disk is full.
@@ -246,7 +246,7 @@ def _member(name: str, size: int) -> tarfile.TarInfo:
 
 @contextmanager
 def _reading(archive: Path, name: Path) -> Iterator[tuple[Manifest, Iterator[bytes]]]:
-    """Open a backup; the blocks of its store are to be read to their end.
+    """Open a backup; the caller reads the blocks of its store to their end.
 
     Args:
         archive: the file.
@@ -265,7 +265,7 @@ def _reading(archive: Path, name: Path) -> Iterator[tuple[Manifest, Iterator[byt
         ):
             manifest = _read_manifest(tar, name)
             yield manifest, _blocks(tar, manifest, name)
-            # The checksum of all stands at the end.
+            # gzip's checksum comes last.
             while zipped.read(_BLOCK):
                 pass
     except _DAMAGE as error:
@@ -313,7 +313,7 @@ def _blocks(tar: tarfile.TarFile, manifest: Manifest, name: Path) -> Iterator[by
 
 # -- restore -------------------------------------------------------------------------------------
 
-#: Puts a verified file of a store to its place: takes its path, the last step, and the report.
+#: Puts a verified file of a store in place: takes its path, the last step, and the report.
 Put = Callable[[Path, Callable[[SqlTransaction], None], Report], None]
 
 
@@ -325,7 +325,7 @@ def restore(file: Path, directory: Path, put: Put, *, report: Report) -> Manifes
     Args:
         file: the backup.
         directory: the data directory, where the store is unpacked.
-        put: puts the store to its place, such as :func:`put_file`.
+        put: puts the store in place, such as :func:`put_file`.
         report: called again and again.
 
     Raises:
@@ -352,7 +352,7 @@ def restore(file: Path, directory: Path, put: Put, *, report: Report) -> Manifes
         finally:
             remove_file(unpacked)
     except OSError as error:
-        raise _no_room(directory, error) from error
+        raise _disk_full(directory, error) from error
     return manifest
 
 

@@ -3,7 +3,7 @@
 The claim of an inline run whose key is surely new is not awaited. So a lone inline delivery is one
 transaction instead of two (docs/adr/0047-unawaited-claims.md).
 
-1. :class:`~.known_keys.StoreKeys` says that the key is surely new.
+1. :class:`~.known_keys.StoreKeys` finds that the key is surely new.
 2. :class:`ClaimsFile` gets the key, and the claim is posted to the commit thread.
 3. The handler runs.
 4. Most handlers end before the claim is handed over to the commit thread. Then the claim is
@@ -12,9 +12,8 @@ transaction instead of two (docs/adr/0047-unawaited-claims.md).
 
 The claims file is there for a handler that ends the process at 3, before any commit knows of the
 run: without a trace of it, each redelivery would end the process again. The file is written and not
-synced, because what the kernel has got survives the process, and need not survive the machine. It
-is not mapped into memory, because a mapped file that another program truncates ends the process
-(SIGBUS).
+synced: its content must survive the process, not the machine. It is not mapped into memory, because
+another program that truncates a mapped file ends the process (SIGBUS).
 
 At a start, a key in the file is a run during which the process ended, unless the store knows the
 key: then the claim was committed, and the store counts the run itself. Such an *ended run* stays in
@@ -127,7 +126,7 @@ class UnawaitedClaims:
         self._ending = self._end_all
 
     async def open(self, path: str | os.PathLike[str]) -> None:
-        """Open the claims file, and let the learning of the store's keys begin.
+        """Open the claims file, and let :class:`~.known_keys.StoreKeys` read the store's keys.
 
         Raises:
             StoreUnavailableError: the store cannot be read.
@@ -358,8 +357,8 @@ class ClaimsFile:
     """The open claims file; one process at a time may have it.
 
     Args:
-        path: the file; it is made anew.
-        left: what :func:`read_claims` has found there, without the runs that the store knows.
+        path: the file; it is replaced.
+        left: the result of :func:`read_claims`, without the runs that the store knows.
 
     Raises:
         OSError: it cannot be opened or written, or it is no ordinary file.
@@ -379,7 +378,7 @@ class ClaimsFile:
             self.ended[run.key] = EndedRun(run.key, ends, run.begun, slot)
         descriptor = _open(path, os.O_RDWR | os.O_CREAT)
         try:
-            # Written as a whole, so that no later write needs room on the disk.
+            # Written as a whole, so that no later write needs more space on the disk.
             if os.write(descriptor, content) != _SIZE:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.ftruncate(descriptor, _SIZE)

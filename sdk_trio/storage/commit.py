@@ -1,8 +1,8 @@
 """Group commit: the units of work of all tasks, many of them in one transaction.
 
 While one transaction is being synced, further units queue up, and the next transaction takes all of
-them. This is *natural batching*: a lone caller never waits for company, and many callers share the
-price of one sync (docs/adr/0002-group-commit.md).
+them. This is *natural batching*: a lone caller never waits for others, and many callers share the
+cost of one sync (docs/adr/0002-group-commit.md).
 
 Cancellation and time limits. A unit that was handed to the thread is always finished. A cancelled
 caller waits for it for :data:`STALL_SECONDS`, any other caller for :data:`ANSWER_SECONDS`. A caller
@@ -81,7 +81,7 @@ _SILENT_IN_EFFECTS = (
 
 
 class CommitUnknownError(StoreUnavailableError):
-    """Nobody knows whether the transaction was committed: it is never run again."""
+    """The outcome of the commit is unknown: the transaction is never run again."""
 
 
 class Engine(Protocol):
@@ -90,7 +90,7 @@ class Engine(Protocol):
     #: Its name for people: the file, or database and host.
     place: str
     dialect: Dialect
-    #: Time that posted work, for which nobody waits, waits for other work to go with, in seconds.
+    #: Time that posted work, which no task awaits, waits for other work, in seconds.
     linger: float
 
     @property
@@ -99,7 +99,7 @@ class Engine(Protocol):
         ...
 
     def acquire(self) -> None:
-        """Wait until this process may write; what is asked for meanwhile joins the batch."""
+        """Wait until this process may write; units that arrive meanwhile join the batch."""
         ...
 
     def transact(
@@ -137,14 +137,14 @@ class Engine(Protocol):
         ...
 
     def upkeep(self) -> None:
-        """Do what is due after a commit, when its callers were answered; then :meth:`release`."""
+        """Do maintenance after a commit, once its callers were answered, then :meth:`release`."""
         ...
 
     def abandon(self) -> bool:
-        """End what it waits for, from any thread; it can do nothing afterwards but close.
+        """Interrupt its wait, from any thread; afterwards only :meth:`close` works.
 
         Returns:
-            False: that is impossible, and what it waits for may still change the store.
+            False: it cannot be interrupted, and the write in progress may still change the store.
         """
         ...
 
@@ -177,7 +177,7 @@ class Unit:
     posted = False
     #: The time at which its caller began to wait; infinite for one that waits without a limit.
     asked_at = math.inf
-    #: Its caller got the error of a silent store.
+    #: Its caller got the error that the store is silent.
     refused = False
     task: trio.lowlevel.Task | None = None
     #: It was committed or has failed.
@@ -215,9 +215,9 @@ class GroupCommit(trio.abc.Instrument):
         # handed over; in _batch, being committed. The event loop appends to _queue, and the commit
         # thread takes from its left: both are atomic on a deque.
         self._queue: deque[Unit] = deque()
-        # _commit_next was posted and has not taken its batch yet. The thread clears it before it
-        # looks at _queue, and the event loop looks at it after it has appended: no unit stays
-        # behind. Both setting it costs a call that finds nothing.
+        # _commit_next was posted and has not taken its batch yet. The thread clears the flag before
+        # it reads _queue, and the event loop reads the flag after it has appended: no unit stays
+        # behind. If both set it, one call finds nothing to do.
         self._called = False
         # -- written by the commit thread, read by the event loop
         self._batch: Sequence[Unit] = ()  # read only when the thread has crashed or ended
@@ -303,7 +303,7 @@ class GroupCommit(trio.abc.Instrument):
         return self._commit_unit(unit)
 
     def post(self, kind: Kind, key: str, item: Any, *, durable: bool = False) -> Unit:
-        """Have grouped work done, before all that is asked for later, without waiting for it.
+        """Queue grouped work, before all later work, without waiting for it.
 
         An error is logged. Once the store is closed, nothing happens.
         """
@@ -365,7 +365,7 @@ class GroupCommit(trio.abc.Instrument):
             self._awaited = True
             self.before_io_wait(0)
             self._worker.post(self._finish, self._end)
-        # A store that is silent already gets no further patience.
+        # A store that is silent already is not waited for any longer.
         patience = WATCH_SECONDS if self._silent_since is not None else CLOSE_SECONDS
         with trio.move_on_after(patience, shield=True):
             await self._ended.wait()
@@ -384,7 +384,7 @@ class GroupCommit(trio.abc.Instrument):
 
     # Its callers return its coroutine: one that awaits it is a frame more at each resumption.
     async def _commit_unit(self, unit: Unit, *, patient: bool = False) -> Any:
-        # Only the test, not a whole checkpoint: the wait below is one.
+        # Only the test for cancellation, not a whole checkpoint: the wait below is one.
         await trio.lowlevel.checkpoint_if_cancelled()
         if self._refusal or self._silent_since is not None or self._engine.lost:
             refusal = self._refuse()
@@ -491,7 +491,7 @@ class GroupCommit(trio.abc.Instrument):
                 self._someone_waits = trio.Event()
 
     def _discount(self, seconds: float, now: float) -> None:
-        """Do not count a time in which this process did not run against the store.
+        """Do not blame the store for a time in which this process did not run.
 
         The store cannot answer a process that is stopped, or whose event loop is blocked.
         """
@@ -530,7 +530,7 @@ class GroupCommit(trio.abc.Instrument):
         return text.format(place=self._engine.place, seconds=seconds, key=key)
 
     def _crash(self, error: BaseException) -> None:
-        """Refuse every call from now on: the thread has met an error that is no one's."""
+        """Refuse every call from now on: the thread has met an unexpected error."""
         if self._ended.is_set():
             return
         if self._refusal is None:
@@ -547,7 +547,7 @@ class GroupCommit(trio.abc.Instrument):
             self._fail_rest()
 
     def _fail_rest(self) -> None:
-        """Fail the units that the thread has left behind, so that no caller waits for ever."""
+        """Fail the units that the thread has left behind, so that no caller waits without end."""
         self._worker.close()
         self._watching.cancel()
         with suppress(KeyError):  # Trio removes an instrument that has raised
@@ -640,7 +640,7 @@ class GroupCommit(trio.abc.Instrument):
         _perform_kinds(gathered, transaction)
 
     def _finish(self) -> bool:
-        """Close the engine if nothing is queued any more; else come again after the next batch."""
+        """Close the engine if the queue is empty; otherwise run again after the next batch."""
         if self._queue:
             self._worker.post(self._finish, self._end)
             return False

@@ -34,17 +34,17 @@ from .sql.schema import (
 #: Rows between two calls of the report.
 REPORT_ROWS = 1_000
 
-# Rows that are of one file or of one server: the mark of a wiped file, and what hosts have noticed
-# of failovers (storage.engines.postgres_failover).
+# Rows that concern one file or one server only: the mark of a wiped file, and the last known
+# timeline (storage.engines.postgres_failover).
 _LEFT_OUT = {"checkpoint": "WHERE name NOT IN ('storage.wiped', 'storage.timeline')"}
 
 #: Tables whose numbers are never given twice.
 _NUMBERED = ("audit", "outbox")
 
-#: Tables whose rows do not make a store one that is in use: each start writes them.
+#: Tables with rows in an unused store, too: each start writes them.
 _WRITTEN_BY_STARTS = frozenset({"checkpoint", "lease", "purging"})
 
-#: Takes the step in words, and the number of rows of the present table that are done.
+#: Takes the step in words, and the number of finished rows of the current table.
 Report = Callable[[str, int], None]
 
 
@@ -77,7 +77,7 @@ class Side(Protocol):
         ...
 
     def prepare(self, numbers: Iterable[int]) -> None:
-        """Make room for arrivals of the days with these numbers (``DAY_BITS``)."""
+        """Make the partitions of the days with these numbers (``DAY_BITS``)."""
         ...
 
     def add(self, table: Table, rows: Iterable[Row]) -> None:
@@ -134,7 +134,7 @@ def select(table: Table, order: Iterable[str]) -> str:
 
 
 def copy(source: Side, target: Side, report: Report) -> dict[str, Copied]:
-    """Copy all rows from ``source`` to ``target``, which has none, and make what is derived.
+    """Copy all rows from ``source`` to ``target``, which has none, and derive the other tables.
 
     Returns:
         The rows and digests of the source, by table.
@@ -214,15 +214,15 @@ UPDATE tally SET number = CASE name WHEN 'last' THEN :last
     WHEN 'removed' THEN :last - (SELECT count(*) FROM arrival) ELSE number END
 """
 
-# A sequence begins at 1, and has not given it yet where the highest is 0.
-_LAST_NUMBER = """
+# A sequence begins at 1; if the highest number is 0, it has given none yet.
+_SET_LAST_NUMBER = """
 SELECT setval(pg_get_serial_sequence('{table}', '{column}'), greatest(highest, 1), highest > 0)
 FROM (SELECT greatest(:last, (SELECT coalesce(max({column}), 0) FROM {table})) AS highest) AS found
 """
 
 
-# A day ends with its last arrival, as far as it can be told. Of two rows with one key, which is
-# known to a day that is about to be dropped, the newer one has it.
+# A day ends with its last known arrival. If two rows have one key, because a day is about to be
+# dropped, the newer row keeps it.
 _DERIVED = (
     """
 INSERT INTO arrival_key (delivery_key, sequence)
@@ -241,7 +241,7 @@ UPDATE day SET opened_at = coalesce(
 
 
 def _derive(tx: SqlTransaction, last: int, numbers: Mapping[str, int]) -> None:
-    """Make what the engine derives from the rows.
+    """Write the data that the engine derives from the rows.
 
     Args:
         tx: the transaction of the target.
@@ -261,7 +261,7 @@ def _derive(tx: SqlTransaction, last: int, numbers: Mapping[str, int]) -> None:
     given = {name: ("sequence", number) for name, number in numbers.items()}
     given |= {"arrival_key": ("sequence", last), "attempt": ("id", 0), "evidence": ("id", 0)}
     for table, (column, least) in given.items():
-        tx.one(_LAST_NUMBER.format(table=table, column=column), last=least)
+        tx.one(_SET_LAST_NUMBER.format(table=table, column=column), last=least)
 
 
 def filled_table(tx: SqlTransaction) -> str | None:
@@ -327,7 +327,7 @@ def opened(file: Path, flags: int = apsw.SQLITE_OPEN_READONLY) -> Iterator[Sqlit
 
 
 def put_in_place(new: Path, file: Path) -> None:
-    """Give the complete store in ``new`` the name ``file``; one that stands there is replaced.
+    """Give the complete store in ``new`` the name ``file``; an existing file is replaced.
 
     Raises:
         OSError: the disk failed.
@@ -348,19 +348,19 @@ def remove_file(file: Path) -> None:
 
 
 def filling_file(file: Path) -> Path:
-    """Return the name under which a store is made that will be ``file``."""
+    """Return the temporary name of a store that will be ``file``."""
     return file.with_name(f"{file.name}.filling")
 
 
 def look_at_file(file: Path, *, moved: bool = False) -> bool:
-    """Return whether an earlier move to ``file`` has not come to its end; it may be replaced.
+    """Return whether an earlier move to ``file`` was not completed; ``file`` may be replaced.
 
     Args:
         file: the database, which may not exist.
         moved: the source is marked as moved.
 
     Raises:
-        TransferError: it holds rows that no move has brought, or the source was moved already.
+        TransferError: it holds rows that are not from a move, or the source was moved already.
         StoreVersionError: it is of another version, or another program's.
         StoreUnavailableError: it cannot be read.
     """

@@ -3,11 +3,11 @@
 Only the runtime takes it. Commands open the database beside a running daemon without it;
 SQLite's own locks keep their writes apart.
 
-The lock is held twice. The lock of the file ``runtime.lock`` works on every system, but somebody
-can delete the file and let a second runtime in, which takes over the leases of the first and runs
-its events twice. The lock of the directory that holds the database has no file to delete, and is
-the same through every link and mount. The database itself is not locked: to close a descriptor of
-it would drop the POSIX locks that SQLite holds (docs/adr/0024-store-files.md).
+There are two locks. The lock of the file ``runtime.lock`` works on every system. But if the file is
+deleted, a second runtime can start, take over the leases of the first and run its events twice. The
+lock of the directory that holds the database has no file to delete, and is the same through every
+link and mount. The database itself is not locked: closing a descriptor of it would drop the POSIX
+locks that SQLite holds (docs/adr/0024-store-files.md).
 """
 
 import errno
@@ -40,7 +40,7 @@ OWNER_NAME = "runtime.owner"
 #: Changes with each start of the machine; Linux alone has it.
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
-#: Time to wait for another holder of the directory's lock, in seconds: systemd-tmpfiles takes it
+#: Time to wait for another holder of the directory's lock, in seconds. systemd-tmpfiles takes it
 #: for a moment while it cleans, and skips directories that are locked.
 CLEANER_SECONDS = 1.0
 
@@ -55,11 +55,12 @@ class HeldDirectory(NamedTuple):
     descriptor: int | None
 
     def succeed(self, owner: str) -> str | None:
-        """Note the owner of this runtime's leases; return that of the runtime before, if any.
+        """Write the owner of this runtime's leases; return that of the previous runtime, if any.
 
-        That runtime is dead for certain: it held the lock of this very directory, since the machine
-        was last started. A copy of the directory, or the same one on another machine, proves
-        nothing, because the runtime there may live; nor does one that this system does not lock.
+        That runtime is certainly dead: it held the lock of this very directory since the last boot.
+        None is returned for a copy of the directory, or if the directory was used by another
+        machine: the runtime there may be alive. None is also returned if this system has no such
+        lock.
         """
         file, before = self.path / OWNER_NAME, None
         try:
@@ -69,12 +70,12 @@ class HeldDirectory(NamedTuple):
         if self.descriptor is None:
             return None
         held = os.fstat(self.descriptor)
-        # While anybody lives who has it open, no other directory can have these numbers.
+        # While a process has it open, no other directory can have these numbers.
         place = f"{boot} {held.st_dev} {held.st_ino}"
         with suppress(OSError, ValueError):
             noted, _, known = read_private(file).strip().rpartition(" ")
             before = known if noted == place else None
-        # If it cannot be written, an older one stays, who is dead as well.
+        # If it cannot be written, an older owner stays in the file, which is dead as well.
         with suppress(OSError):
             write_private(file, f"{place} {owner}\n")
         return before
@@ -96,7 +97,7 @@ def lock_data_directory(path: str | os.PathLike[str]) -> Iterator[HeldDirectory]
     if visible := visibility(directory):
         _log.warning("store.directory_visible", detail=f"the data directory {directory} {visible}")
     pid_file = directory / PID_NAME
-    # Not of this thread alone: it may be released in another one.
+    # Not thread-local: it may be released in another thread.
     lock = filelock.FileLock(directory / LOCK_NAME, mode=0o600, thread_local=False)
     try:
         lock.acquire(timeout=0)

@@ -35,21 +35,22 @@ class Transaction(msgspec.Struct, Generic[ConnectionT], frozen=True):
     """The open transaction that a handler's effects belong to.
 
     ``connection`` is a ``psycopg.Connection`` where the store is in PostgreSQL, an
-    ``apsw.Connection`` where it is in SQLite: write ``Transaction[psycopg.Connection]`` to tell a
-    type checker. It is the library that commits; the connection must not be used afterwards.
+    ``apsw.Connection`` where it is in SQLite: annotate it as ``Transaction[psycopg.Connection]``
+    for type checkers. The library commits; do not use the connection afterwards.
     """
 
     connection: ConnectionT
 
 
-#: Writes the effects of an event by a transaction's connection; what it returns is handed on.
+#: Writes the effects of an event with a transaction's connection; its result is returned.
 Effects = Callable[[Transaction[Any]], T]
 
 
 class EffectsFailedError(Exception):
     """Carries the exception of a handler's statements through the store's own code.
 
-    That code asks for class, truth and traceback of exceptions, which a handler's may refuse.
+    The store's code reads class, truth and traceback of exceptions; a handler's exception may raise
+    there.
     """
 
     def __init__(self, error: BaseException) -> None:
@@ -58,7 +59,7 @@ class EffectsFailedError(Exception):
 
 
 def in_this_context(effects: Effects[T]) -> Effects[T]:
-    """Return ``effects`` with the context variables of now, for a call in another thread."""
+    """Return ``effects`` bound to the current context variables, for a call in another thread."""
     context = copy_context()
     return lambda transaction: context.run(effects, transaction)
 
@@ -89,15 +90,15 @@ def refuse_commit() -> NoReturn:
 
 
 def taken_over(key: str) -> EventTakenOverError:
-    """Return the error of a run whose event is not its own any more."""
+    """Return the error of a run that does not own its event any more."""
     return EventTakenOverError(
         f"the event {key} is not this run's any more: another process has taken it over, or it is "
         "done; nothing was applied here"
     )
 
 
-# On PostgreSQL the lock is that of an update, so that whoever takes or renews the lease of the row
-# passes it over. The number of the run is the fence: a run that was taken over has a lower one.
+# On PostgreSQL this is the lock of an update, so claims and renewals skip the row. The number of
+# the run is the fence: a run that was taken over has a lower number.
 _LOCK_RUN = """
 SELECT 1 FROM work WHERE sequence = :sequence AND lease_token = :token AND state = 'running'
     AND earlier_attempts + attempts = :attempt FOR NO KEY UPDATE
@@ -105,7 +106,7 @@ SELECT 1 FROM work WHERE sequence = :sequence AND lease_token = :token AND state
 
 
 def require_ours(tx: "SqlTransaction", key: str, lease: "Lease | None", attempt: int) -> None:
-    """Lock the event, if its run number ``attempt`` is still that of ``lease``.
+    """Lock the event, if ``lease`` still holds its run number ``attempt``.
 
     Raises:
         EventTakenOverError: it is not.

@@ -1,8 +1,8 @@
 """Read-only examination of a store, also beside a running daemon.
 
 :func:`examine` is for ``doctor``, :func:`status_of_file` and :func:`check_file` are for ``storage
-status`` and ``storage check``. All of them look at SQLite; ``storage.examine_postgres`` has their
-like for PostgreSQL, and takes from here what both engines share.
+status`` and ``storage check``. They read SQLite; ``storage.examine_postgres`` is the same for
+PostgreSQL, and imports the shared parts from here.
 """
 
 import os
@@ -31,7 +31,7 @@ from .sql.schema import (
     version_of_file,
 )
 
-#: Instructions of SQLite's virtual machine between two looks at the clock.
+#: Instructions of SQLite's virtual machine between two reads of the clock.
 _STEPS = 20_000
 
 #: Events over which the growth is measured.
@@ -43,10 +43,10 @@ _LANES = 5_000
 
 @attrs.frozen(kw_only=True)
 class Contents:
-    """The contents of a store of this version that a person has to look at.
+    """The contents of a store that need a person's attention.
 
     Times are Unix seconds. ``parked`` is by reason, then by type. ``growth_per_day`` is in bytes,
-    None for an inbox that is too young to tell, and where it is not measured.
+    None for an inbox that is too young, and if it is not measured.
     """
 
     states: Mapping[DeliveryState, int] = attrs.field(factory=dict)
@@ -60,9 +60,9 @@ class Contents:
 class Examination:
     """The findings in a file; sizes are bytes.
 
-    ``version`` is that of the schema, below 0 in a store that was moved. ``damage`` is None when
-    the check found none, or had no time to end (``checked`` is False then). ``contents`` is None
-    unless the store is of this version.
+    ``version`` is that of the schema, below 0 in a store that was moved. ``damage`` is None if the
+    check found none, or ran out of time (``checked`` is then False). ``contents`` is None unless
+    the store is of this version.
     """
 
     file: str
@@ -123,7 +123,7 @@ def _size(file: str) -> int:
 
 
 def _check(connection: apsw.Connection, seconds: float) -> tuple[bool, str | None]:
-    """Return whether the check came to its end, and the damage that it found."""
+    """Return whether the check was complete, and the damage that it found."""
     deadline = clock.monotonic() + seconds
     # The check of a large store may take long, and people wait for ``doctor``.
     connection.set_progress_handler(lambda: clock.monotonic() > deadline, _STEPS)
@@ -149,11 +149,11 @@ WHERE sequence IN (SELECT sequence FROM work WHERE {unfinished()})
 
 
 def contents_of(tx: SqlTransaction, *, before: float) -> Contents:
-    """Return what needs attention; finished deliveries may be millions and are not counted.
+    """Return the contents; done deliveries may be millions and are not counted.
 
     Args:
         tx: a transaction on a store of this version.
-        before: leases that have expired before are reported, in Unix seconds.
+        before: leases that expired before this Unix time are reported.
     """
     parked: dict[str, dict[str, int]] = {}
     for name, reason, count in tx.all(_PARKED):
@@ -204,9 +204,10 @@ class StoreStatus:
     """The answer of ``storage status``; sizes are bytes.
 
     ``version`` is that of the schema (None: there is none yet), ``known_version`` that of this
-    program; the next start brings it there by ``statements``, or is refused by ``refusal``.
-    ``log_size`` is that of SQLite's write-ahead log, ``free`` the room in the file that is used
-    again, ``dead_rows`` those that PostgreSQL's vacuum has yet to remove; None: not of this engine.
+    program. The next start upgrades it with that many ``statements``, or is refused with
+    ``refusal``. ``log_size`` is that of SQLite's write-ahead log, ``free`` the reusable space in
+    the file, ``dead_rows`` the rows that PostgreSQL's vacuum has yet to remove; None: not of this
+    engine.
     """
 
     backend: str
@@ -274,7 +275,7 @@ def _number(tx: SqlTransaction, statement: str) -> int:
 
 @attrs.frozen
 class CheckResult:
-    """A rule of ``storage check``, and what breaks it; None: nothing does."""
+    """A rule of ``storage check``, and the violation; None: there is none."""
 
     rule: str
     found: str | None
@@ -287,7 +288,7 @@ def _orphans(table: str, of: str) -> str:
     )
 
 
-# Each counts rows that break a rule of the schema.
+# Each statement counts rows that violate a rule of the schema.
 _RULES = {
     "each delivery is open or ended, and not both": """
 SELECT count(*) FROM arrival LEFT JOIN work ON work.sequence = arrival.sequence
@@ -330,7 +331,7 @@ SELECT count(*) FROM (SELECT max(sequence) AS highest,
 ) AS numbers WHERE highest > given
 """,
     "each key leads to a delivery": _orphans("arrival_key", "arrival"),
-    # The keys of a day that is about to be dropped are gone already.
+    # The keys of a day that is about to be dropped are removed already.
     "each open delivery is found by its key": """
 SELECT count(*) FROM work JOIN arrival ON arrival.sequence = work.sequence
     LEFT JOIN arrival_key ON arrival_key.delivery_key = arrival.delivery_key
@@ -358,22 +359,22 @@ WHERE work.sequence > :after ORDER BY work.sequence LIMIT :limit
 """
 
 
-def check_rules(tx: SqlTransaction, tell: Callable[[str], None]) -> list[CheckResult]:
+def check_rules(tx: SqlTransaction, report: Callable[[str], None]) -> list[CheckResult]:
     """Check the rules between the rows; every row is read once or twice.
 
     Args:
         tx: a transaction that sees one moment of the store.
-        tell: called with what is looked at next.
+        report: called with the name of the next check.
     """
     results = []
     for rule, statement in {
         **_RULES,
         **(_SQLITE_RULES if tx.dialect.is_sqlite else _POSTGRESQL_RULES),
     }.items():
-        tell(rule)
+        report(rule)
         results.append(_result(rule, _number(tx, statement)))
     rule = "ordered deliveries stand in their lane"
-    tell(rule)
+    report(rule)
     results.append(_result(rule, _count_outside_lanes(tx)))
     return results
 
@@ -391,14 +392,14 @@ def _count_outside_lanes(tx: SqlTransaction) -> int:
     return count
 
 
-def check_file(file: Path, tell: Callable[[str], None]) -> Sequence[CheckResult]:
-    """Look for damage of the file, and check the rules between its rows; blocks.
+def check_file(file: Path, report: Callable[[str], None]) -> Sequence[CheckResult]:
+    """Check the file for damage, and the rules between its rows; blocks.
 
-    It reads the whole file, so of a large one it takes as long as a copy would; deliveries go on.
+    It reads the whole file, which takes as long as a copy of it; deliveries go on.
 
     Args:
         file: the database.
-        tell: called with what is looked at next.
+        report: called with the name of the next check.
 
     Raises:
         StoreUnavailableError: it cannot be opened or read.
@@ -411,9 +412,9 @@ def check_file(file: Path, tell: Callable[[str], None]) -> Sequence[CheckResult]
             raise StoreVersionError(
                 f"{file} is no store of version {VERSION}: 'storage status' shows what it is"
             )
-        # One moment for all of them.
+        # One snapshot for all of them.
         connection.execute("BEGIN")
-        tell("integrity_check")
+        report("integrity_check")
         lines = [str(line) for (line,) in connection.execute("PRAGMA integrity_check(5)")]
         damage = None if lines == ["ok"] else "; ".join(lines)
-        return [CheckResult("the file is whole", damage), *check_rules(tx, tell)]
+        return [CheckResult("the file is whole", damage), *check_rules(tx, report)]

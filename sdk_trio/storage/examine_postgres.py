@@ -26,10 +26,10 @@ SELECT current_setting('server_version'), current_setting('fsync') = 'on',
     current_setting('synchronous_standby_names') <> ''
 """
 
-# Dead rows stay as long as something may still read them. `pg_prepared_xacts` and slots are the
-# holders that nobody sees in a list of sessions. No vacuum waits for a session of another database,
-# nor for another vacuum.
-_HOLDERS = """
+# Dead rows stay as long as a transaction may still read them. Prepared transactions and slots hold
+# them, too, without appearing in a list of sessions. No vacuum waits for a session of another
+# database, nor for another vacuum.
+_OLDEST_READER = """
 SELECT holder, seconds FROM (
     SELECT 'session ' || pid || ' (' || coalesce(application_name, '') || ')' AS holder,
         extract(epoch FROM now() - xact_start)::float8 AS seconds
@@ -53,7 +53,7 @@ ORDER BY holding.state_change LIMIT 1
 """
 
 # A partitioned table is the sum of its partitions.
-_TABLES = """
+_TABLE_SIZES = """
 SELECT coalesce(parent.relname, pg_class.relname),
     sum(CASE WHEN pg_class.reltuples < 0 THEN n_live_tup ELSE pg_class.reltuples END)::bigint,
     sum(coalesce(n_dead_tup, 0))::bigint, sum(pg_total_relation_size(pg_class.oid))::bigint
@@ -70,7 +70,7 @@ _DIALECT = Dialect("postgresql", server_clock=True)
 
 @attrs.frozen(kw_only=True)
 class PostgresExamination:
-    """The findings of a look at the database; ``size`` is that of all of it, in bytes.
+    """The findings in the database; ``size`` is that of all of it, in bytes.
 
     ``syncs``: its server syncs its log to disk. ``replicated``: commits wait for a standby.
     ``version``: that of the schema, None without one.
@@ -110,7 +110,7 @@ def _looking(address: PostgresAddress) -> Iterator[StoreConnection]:
 
 
 def examine_postgres(address: PostgresAddress) -> PostgresExamination:
-    """Look at the database and change nothing; blocks.
+    """Examine the database; blocks.
 
     Raises:
         StoreUnavailableError: no server answers, or it refuses.
@@ -125,7 +125,7 @@ def examine_postgres(address: PostgresAddress) -> PostgresExamination:
 def _examine(address: PostgresAddress, connection: StoreConnection) -> PostgresExamination:
     tx = PostgresTransaction(connection, _DIALECT)
     server, syncs, size, replicated = connection.execute(_SERVER).fetchone() or ("",) * 4
-    tables = connection.execute(_TABLES, (address.schema,)).fetchall()
+    tables = connection.execute(_TABLE_SIZES, (address.schema,)).fetchall()
     version = find_version(connection)
     found = PostgresExamination(
         server=server,
@@ -136,7 +136,7 @@ def _examine(address: PostgresAddress, connection: StoreConnection) -> PostgresE
         rows={name: rows for name, rows, _, _ in tables},
         dead={name: dead for name, _, dead, _ in tables},
         sizes={name: bytes_ for name, _, _, bytes_ in tables},
-        holder=connection.execute(_HOLDERS).fetchone(),
+        holder=connection.execute(_OLDEST_READER).fetchone(),
         blocked=connection.execute(_BLOCKED).fetchone(),
         clock_offset=clock_offset(tx),
         standbys=(connection.execute(_STANDBYS).fetchone() or (0,))[0],
@@ -178,14 +178,16 @@ def status_of_database(address: PostgresAddress) -> StoreStatus:
     )
 
 
-def check_database(address: PostgresAddress, tell: Callable[[str], None]) -> Sequence[CheckResult]:
+def check_database(
+    address: PostgresAddress, report: Callable[[str], None]
+) -> Sequence[CheckResult]:
     """Check the rules that hold between the rows; blocks, and reads every row once or twice.
 
-    Damage of the server's files is not looked for: that is the server's own (``pg_amcheck``).
+    The server's files are not checked for damage: use ``pg_amcheck``.
 
     Args:
         address: the store.
-        tell: called with what is looked at next.
+        report: called with the name of the next check.
 
     Raises:
         StoreUnavailableError: no server answers, or it refuses.
@@ -199,7 +201,7 @@ def check_database(address: PostgresAddress, tell: Callable[[str], None]) -> Seq
             )
         connection.execute("SET LOCAL statement_timeout TO 0")
         connection.limit = math.inf
-        # Every row is read here, other than anywhere else.
+        # Every row is read here, unlike anywhere else.
         for way in ("seqscan", "mergejoin"):
             connection.execute(f"SET LOCAL enable_{way} TO on".encode())
-        return check_rules(PostgresTransaction(connection, _DIALECT), tell)
+        return check_rules(PostgresTransaction(connection, _DIALECT), report)

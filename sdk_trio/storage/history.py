@@ -1,6 +1,6 @@
-"""The upkeep of the days of the history on PostgreSQL; see :mod:`storage.sql.days`.
+"""Maintenance of the days on PostgreSQL; see :mod:`storage.sql.days`.
 
-It has a connection of its own, as no delivery may wait for it.
+It uses its own connection, so that no delivery waits for it.
 """
 
 import math
@@ -25,8 +25,8 @@ T = TypeVar("T")
 #: Deliveries whose keys one transaction removes.
 FORGET_CHUNK = 2_000
 
-#: The most tries of a drop whose tables others use, and the pause between, in seconds. The next
-#: pass tries again.
+#: Tries of a drop while others use the tables, and the pause between two, in seconds. The next pass
+#: tries again.
 DROP_TRIES = 3
 PAUSE_SECONDS = 1.0
 
@@ -43,7 +43,7 @@ _log = get_logger("storage")
 
 
 class Kept(NamedTuple):
-    """The number of done deliveries that went with their days, and the other days with old rows."""
+    """How many done deliveries were dropped with their days, and the other days with old rows."""
 
     dropped: int
     by_rows: Sequence[Day]
@@ -136,7 +136,7 @@ class History:
                 break
         for _ in range(DROP_TRIES):
             try:
-                # Asked again: it changes with each day that is dropped.
+                # Read again: it changes with each day that is dropped.
                 rest = self._do(connection, days.rest_before, day, left)
                 return self._do(connection, days.drop, day, rest, before)
             except _BUSY:

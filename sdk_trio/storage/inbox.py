@@ -3,8 +3,8 @@
 All changes of this process go through one :class:`GroupCommit`, reads through :class:`ReaderPool`.
 A read sees every change whose method has returned.
 
-The inbox holds the leases of the runs of this process, by key. A claim whose caller has left is not
-among them, so the next renewal gives it up.
+The inbox holds the leases of this process's runs, by key. The lease of a claim whose caller was
+cancelled is not among them, so the next renewal gives it up.
 
 Cancellation: a write that has begun is finished, see ``storage.commit``; a read is interrupted.
 """
@@ -41,7 +41,7 @@ from .sql.leases import Claimed, Place, new_token
 from .sql.methods import SqlPart, committed, committed_by_owner, on_reader
 
 if TYPE_CHECKING:
-    # Most receivers have no tenants, and start without what is known of them.
+    # Most receivers have no tenants, and start without these modules.
     from .sql.alerts import SqlAlerts
     from .sql.notifications import SqlNotifications
     from .sql.tenants import SqlTenants, SqlUpgrade
@@ -52,8 +52,8 @@ T = TypeVar("T")
 #: wait. A pass over a large store takes many such transactions.
 PURGE_CHUNK = 50
 
-#: The wait after which a poll for due deliveries takes over no expired leases, in seconds, because
-#: the caller's time is old, and its clock may have been set since. The next poll does.
+#: A poll that waited longer than this, in seconds, takes over no expired leases: the caller's time
+#: is stale, and its clock may have been set since. The next poll does.
 LATE_SECONDS = 1.0
 
 
@@ -89,9 +89,9 @@ class SqlInbox(SqlPart, ABC):
         # Tokens of claims whose callers wait, which a renewal must not give up.
         self._pending: set[int] = set()
         self._unawaited_starts: dict[str, UnawaitedStart] = {}
-        # Whether deliveries may wait in groups: so it is at the start, of an earlier process.
+        # Whether deliveries may wait in groups. An earlier process may have left some.
         self._may_be_grouped = True
-        # Bound once: work of one kind is known by having the same object.
+        # Bound once: the commit thread recognizes work of one kind by having the same object.
         self._accepting = self._accept_all
         self._claiming = self._claim_all
         self._starting = self._start_all
@@ -127,16 +127,13 @@ class SqlInbox(SqlPart, ABC):
 
     @property
     def lost(self) -> str | None:
-        """See :attr:`Inbox.lost`."""
         return self._commits.lost
 
     @property
     def failing(self) -> bool:
-        """See :attr:`Inbox.failing`."""
         return self._commits.failing
 
     def samples(self) -> Iterator[Sample]:
-        """See :meth:`Inbox.samples`."""
         yield Sample("sdk_leases_held", (), len(self._leases))
         yield Sample("sdk_leases_renewed_total", (), self._renewals)
         yield from self._readers.samples()
@@ -151,12 +148,10 @@ class SqlInbox(SqlPart, ABC):
         return deliveries.claim_all(tx, self._terms, arriving)
 
     def accept(self, delivery: NewDelivery, *, leased: bool) -> Coroutine[Any, Any, Admitted]:
-        """See :meth:`Inbox.accept`."""
         token = new_token() if leased and not delivery.ordered else None
         return self._admit(self._accepting, delivery.key, token, Arriving(delivery, token))
 
     async def claim(self, delivery: NewDelivery) -> Admitted:
-        """See :meth:`Inbox.claim`."""
         token = new_token()
         item = Arriving(delivery, token)
         return await self._admit(self._claiming, delivery.key, token, item, durable=False)
@@ -192,7 +187,6 @@ class SqlInbox(SqlPart, ABC):
         return deliveries.end_all(tx, self._terms, runs)
 
     async def start(self, key: str, *, now: float, alone: bool = False) -> bool:
-        """See :meth:`Inbox.start`."""
         self._unawaited_starts.pop(key, None)
         lease = self._leases.get(key)
         if lease is None:
@@ -224,7 +218,6 @@ class SqlInbox(SqlPart, ABC):
         return lease is not None
 
     async def join(self, key: str) -> None:
-        """See :meth:`Inbox.join`."""
         lease = self._leases.get(key)
         if lease is None:
             await trio.lowlevel.checkpoint()
@@ -232,7 +225,6 @@ class SqlInbox(SqlPart, ABC):
             await self._commits.submit(partial(deliveries.join, lease=lease))
 
     def start_unawaited(self, key: str, *, now: float) -> None:
-        """See :meth:`Inbox.start_unawaited`."""
         lease = self._leases.get(key)
         if lease is not None:
             start = RunStart(lease.sequence, lease.token, now)
@@ -275,8 +267,7 @@ class SqlInbox(SqlPart, ABC):
             del self._leases[key]
 
     @abstractmethod
-    async def conclude(self, key: str, effects: Effects[T], *, attempt: int, now: float) -> T:
-        """See :meth:`Inbox.conclude`."""
+    async def conclude(self, key: str, effects: Effects[T], *, attempt: int, now: float) -> T: ...
 
     replay = committed(deliveries.replay)
     repeat = committed(deliveries.repeat)
@@ -284,7 +275,6 @@ class SqlInbox(SqlPart, ABC):
     # -- leases ----------------------------------------------------------------------------------
 
     async def release(self, keys: Sequence[str]) -> None:
-        """See :meth:`Inbox.release`."""
         held = {key: lease for key in keys if (lease := self._leases.get(key)) is not None}
         released = await self._commits.submit(lambda tx: leases.release(tx, list(held.values())))
         for key, lease in held.items():
@@ -294,7 +284,6 @@ class SqlInbox(SqlPart, ABC):
     async def take_due(
         self, *, limit: int, now: float, overdue: bool = True, limits: ClaimLimits | None = None
     ) -> Due:
-        """See :meth:`Inbox.take_due`."""
         terms, place = self._terms, self._place
         if limits is None and self._may_be_grouped:
             limits = NO_LIMITS
@@ -321,7 +310,6 @@ class SqlInbox(SqlPart, ABC):
     async def take_suspects(
         self, *, limit: int, now: float, limits: ClaimLimits | None = None
     ) -> Sequence[DeliveryRecord]:
-        """See :meth:`Inbox.take_suspects`."""
         terms = self._terms
         claimed = await self._commits.submit(
             lambda tx: leases.claim_suspects(tx, terms, limit=limit, now=now, limits=limits)
@@ -330,7 +318,6 @@ class SqlInbox(SqlPart, ABC):
         return claimed.due.records
 
     async def renew(self, keys: Collection[str], *, now: float) -> Renewed:
-        """See :meth:`Inbox.renew`."""
         terms = self._terms
         held = {key: lease for key in keys if (lease := self._leases.get(key)) is not None}
         for key in [key for key in self._leases if key not in held]:
@@ -343,7 +330,6 @@ class SqlInbox(SqlPart, ABC):
         return renewed
 
     async def lead(self, *, seconds: float) -> int | None:
-        """See :meth:`Inbox.lead`."""
         owner, now = self._terms.owner, clock.wall()
         return await self._commits.submit(
             lambda tx: leases.lead(tx, owner, seconds=seconds, now=now)
@@ -392,7 +378,6 @@ class SqlInbox(SqlPart, ABC):
     async def write_checkpoint(
         self, name: str, value: str | None, *, term: int | None = None, once: bool = False
     ) -> None:
-        """See :meth:`Inbox.write_checkpoint`."""
         owner = self._terms.owner
 
         def work(tx: SqlTransaction) -> None:
@@ -428,8 +413,8 @@ class SqlInbox(SqlPart, ABC):
         Args:
             find: a function of a transaction and the last row that it has returned, None at first;
                 rows begin with a sequence.
-            delete: a function of a transaction that deletes those which have not changed since.
-            before: the time that both are called with.
+            delete: a function of a transaction that deletes the rows which have not changed since.
+            before: the time that both get.
         """
         deleted = 0
         after: Row | None = None
@@ -439,13 +424,12 @@ class SqlInbox(SqlPart, ABC):
                 return deleted
             after = found[-1]
             sequences = [row[0] for row in found]
-            # No one is told of it: what a power cut brings back goes with the next pass.
+            # Nothing depends on it: the next pass deletes rows again that a power cut brings back.
             deleted += await self._commits.submit(
                 partial(delete, sequences=sequences, before=before), durable=False
             )
 
     async def erase(self, tenant_id: str) -> int:
-        """See :meth:`Inbox.erase`."""
         erased = after = 0
         while found := await self._read(
             partial(reads.of_tenant, tenant_id=tenant_id, after=after, limit=PURGE_CHUNK)
@@ -469,6 +453,6 @@ class SqlInbox(SqlPart, ABC):
         try:
             await self._readers.close()
         finally:
-            # It has a limit of its own, which is shorter.
+            # Its own time limit is shorter.
             with trio.move_on_after(2 * CLOSE_SECONDS, shield=True):
                 await self._commits.close()

@@ -29,7 +29,7 @@ _BITS = bytes(1 << place for place in range(8))
 
 
 class KnownKeys:
-    """Says of a key that it is surely new, or that it may be known (a Bloom filter).
+    """Finds that a key is surely new, or may be known (a Bloom filter).
 
     A key that was added is never reported as new. Nothing is removed: a key that the retention has
     removed from the store is still reported as perhaps known. The filter belongs to one thread.
@@ -51,18 +51,18 @@ class KnownKeys:
         self._newest = bytearray(size // 8)
         self._mask = size - 1
         self._generations.append((self._newest, self._mask))
-        self._room = size // _BITS_FOR_KEY
+        self._unused = size // _BITS_FOR_KEY
 
     def reserve(self, keys: int) -> None:
-        """Make room for that many further keys in one generation, because each is searched."""
-        if keys > self._room:
+        """Make one generation for that many further keys, because each generation is searched."""
+        if keys > self._unused:
             self._grow(keys)
 
     def add(self, hashed: int) -> bool:
         """Add a key by its hash, and return whether it was surely new."""
         if self.may_hold(hashed):
             return False
-        if not self._room:
+        if not self._unused:
             self._grow(2 * (self._mask + 1) // _BITS_FOR_KEY)
         bits, mask = self._newest, self._mask
         stride = (hashed >> 32) | 1
@@ -72,7 +72,7 @@ class KnownKeys:
         bits[(hashed & mask) >> 3] |= _BITS[hashed & 7]
         hashed += stride
         bits[(hashed & mask) >> 3] |= _BITS[hashed & 7]
-        self._room -= 1
+        self._unused -= 1
         self.added += 1
         return True
 
@@ -90,7 +90,7 @@ class KnownKeys:
         return False
 
 
-#: A filter that had n keys when it was built is built anew after this many keys more than 2 n.
+#: A filter that had n keys when it was built is rebuilt after this many keys more than 2 n.
 #: Otherwise it would hold every key that ever came.
 KEYS_BEFORE_REBUILD = 1_000_000
 
@@ -160,7 +160,7 @@ class StoreKeys:
         self._scope = trio.CancelScope()
 
     def enable(self) -> None:
-        """Let the first question begin the learning of the store's keys."""
+        """Let the first call of :meth:`note_new` begin to read the store's keys."""
         self._enabled = True
         # A system task: it lives as long as the store, and no nursery of a caller does.
         trio.lowlevel.spawn_system_task(self._run)
@@ -212,17 +212,17 @@ class StoreKeys:
         return all(version == current for version in set(versions))
 
     def catch_up(self, *, changed: bool = False) -> None:
-        """Read what others have written, if that was noticed; ``changed`` says that it was."""
+        """Read the rows that others have written, if a write was noticed, or with ``changed``."""
         if self.filter is not None and (changed or self._behind or self.filter.added > self._most):
             self._behind = True
             self._wanted.set()
 
     def stop(self) -> None:
-        """End the learning."""
+        """Stop reading the store's keys."""
         self._scope.cancel()
 
     async def _run(self) -> None:
-        """Learn whenever that is wanted, until :meth:`stop`, or until the store is lost."""
+        """Read keys whenever that is requested, until :meth:`stop`, or until the store is lost."""
         with self._scope:
             while True:
                 await self._wanted.wait()
@@ -238,7 +238,7 @@ class StoreKeys:
     async def _learn(self) -> None:
         keys = self.filter
         if keys is None or keys.added > self._most:
-            # It holds keys that the retention has removed long since.
+            # It holds keys that the retention removed long ago.
             keys = self._begin_filter()
         # Read before the rows: a later write of another connection changes the number again.
         version = await self._commits.submit(version_of, durable=False)
@@ -250,7 +250,7 @@ class StoreKeys:
                 self._up_to = sequence
             # Learning takes at most a third of the event loop's time from the deliveries.
             await trio.sleep(2 * (clock.monotonic() - begun))
-        # Only now: a row that was still to be read is not surely new.
+        # Only now: a key of an unread row is not surely new.
         self._version, self._behind = version, False
         if not self._complete:
             self._complete = True

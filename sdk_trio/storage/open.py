@@ -1,7 +1,7 @@
 """The opening of the store that the settings name.
 
 :func:`open_store` opens everything, :func:`open_inbox` the inbox without tenants;
-``storage.ports`` says what they do.
+``storage.ports`` describes them.
 """
 
 import enum
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from .postgres_inbox import PostgresInbox
     from .sqlite_inbox import SqliteInbox
 
-#: Duration of a lease without renewal, in seconds, unless the caller gives another. It is longer
-#: than most stalls of a store or of a process, after which its runs go on. The events of a process
-#: that is gone wait for its end where no one knows that it is gone.
+#: Default duration of a lease without renewal, in seconds. It is longer than most stalls of a store
+#: or of a process, after which the runs go on. The events of a process that ended wait for the end
+#: of its leases, unless its end is noticed.
 LEASE_SECONDS = 75.0
 
-# Longer than the store's own waits for a hanging disk, so that the store words the error and not
-# this scope. A shield without a deadline could never be ended.
+# Longer than the store's own waits for a hanging disk, so that the error comes from the store and
+# not from this scope. A shield without a deadline could never be ended.
 _CLOSE_SECONDS = 60.0
 
 __all__ = ["LEASE_SECONDS", "StoreUse", "open_inbox", "open_store"]
@@ -126,8 +126,8 @@ async def _open(
 
         directory = create_data_directory(settings.storage.path)
         turn = directory / TURN_NAME
-        # A command that did not queue up would wait for a moment without a writer, which beside
-        # several busy processes may not come.
+        # Without this lock, a command would wait for a moment without a writer, which may never
+        # come beside several busy processes.
         takes_turns = use in (StoreUse.SUPERVISOR, StoreUse.WORKER) or (
             use is StoreUse.COMMAND and turn.exists()
         )

@@ -1,11 +1,11 @@
 """The interfaces of a store; every store passes the same contract suite.
 
-Every ``async`` method is a checkpoint, but for ``finish`` of an inline run in memory. One that
-writes returns after the change is durable (SQLite: synced to disk; memory: kept by this process),
-and is *not* undone by cancellation: the write is finished, then ``Cancelled`` is raised. After
-that, or after the error that the store does not answer, it may have taken leases that its caller
-does not know of. The next ``renew`` gives them up, or they expire. Every ``async`` method raises
-:class:`~sdk_trio.errors.StoreUnavailableError` when the store cannot do it at present.
+Every ``async`` method is a checkpoint, except ``finish`` of an inline run in memory. A method that
+writes returns when the change is durable (SQLite: synced to disk; memory: kept by this process).
+Cancellation does *not* undo a write: the write is finished, then ``Cancelled`` is raised. After a
+cancellation, or after the error that the store does not answer, a method may have taken leases that
+its caller does not know of. The next ``renew`` gives them up, or they expire. Every ``async``
+method raises :class:`~sdk_trio.errors.StoreUnavailableError` while the store is unavailable.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -29,7 +29,7 @@ from ..records.policies import ClaimLimits, EventPause
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    # Most receivers have no tenants, and start without what is known of them.
+    # Most receivers have no tenants, and start without these modules.
     from ..records.alerts import Alert, AlertBook, AlertMessage
     from ..records.notifications import (
         DueNotifications,
@@ -59,29 +59,29 @@ class Inbox(Protocol):
     The key is the signer and the webhook id, see :func:`key_of`: two senders may use the same id,
     and neither changes the records of the other.
 
-    A different body under the same key changes no answer: it is kept beside the first one as
-    evidence, see :meth:`evidence`.
+    A different body under the same key changes no answer: it is stored as evidence, see
+    :meth:`evidence`.
 
-    An inbox acts for one *owner*, named when it is opened. A run is a lease with a token, which the
-    inbox gets by ``accept``, ``claim``, ``take_due``, ``take_suspects`` or ``start`` and holds in
-    memory, by key. An outcome changes nothing if its token is not the current one. ``renew``
-    extends the leases of the keys that it is given, and gives up all others of its owner: the call
-    that took them was abandoned, or an outcome could not be recorded. Leases of other owners are
-    taken over when they have expired (``take_due``), or when their owners are known to be dead
-    (``recover``).
+    An inbox acts for one *owner*, named when it is opened. Each run has a lease with a token. The
+    inbox gets the lease from ``accept``, ``claim``, ``take_due``, ``take_suspects`` or ``start``
+    and holds it in memory, by key. An outcome changes nothing if its token is not the current one.
+    ``renew`` extends the leases of the keys that it is given, and gives up all other leases of its
+    owner: the call that took them was abandoned, or an outcome could not be recorded. Leases of
+    other owners are taken over when they have expired (``take_due``), or when their owners are
+    known to be dead (``recover``).
     """
 
     @property
     def lost(self) -> str | None:
-        """The reason for which every method fails until a restart: its files are gone or damaged.
+        """The reason why every method fails until a restart: the store's files are gone or damaged.
 
-        None while they are in order. Reading it waits for nothing.
+        None while they are in order. Reading this property does not block.
         """
         ...
 
     @property
     def failing(self) -> bool:
-        """Whether the last writes have failed, or wait for a store that does not answer."""
+        """Whether the last writes failed, or wait for a store that does not answer."""
         ...
 
     def samples(self) -> Iterable[Sample]:
@@ -91,43 +91,43 @@ class Inbox(Protocol):
     def writing_process(self) -> int | None:
         """Return the id of the process that holds the write lock; None: no one, or unknown.
 
-        It waits for nothing, also when the store does not answer.
+        It never blocks, even if the store does not answer.
         """
         ...
 
     @property
     def in_order(self) -> bool:
-        """Whether sequences appear in their order: none below one that was seen comes later."""
+        """Whether sequences become visible in order, so none below a visible one appears later."""
         ...
 
     async def clock_offset(self) -> float | None:
         """Return the seconds by which this host's clock is ahead of the store's.
 
-        None: the store has no clock but the host's.
+        None: the store uses the host's clock.
         """
         ...
 
     async def accept(self, delivery: NewDelivery, *, leased: bool) -> Admitted:
-        """Keep ``delivery`` for our own workers, before the sender is answered 200.
+        """Store ``delivery`` for our own workers, before the sender is answered 200.
 
-        ``NEW`` when it was unknown, dead, parked, done longer ago than the dedup retention, or
-        had failed inline and waited for a redelivery: then it is ``received``, queued, its
-        attempts back at 0 if it had been done, dead or parked. One that is dead and in whose runs a
-        process ended is ``DONE``: only :meth:`replay` runs it again. With ``leased`` the caller
-        runs it itself, unless it is ordered; otherwise the next ``take_due`` does. Everything else
-        changes nothing: ``DONE``, or ``QUEUED``, or ``RUNNING`` (inline, under the live lease of
-        another owner).
+        ``NEW`` if it was unknown, dead, parked, done longer ago than the dedup retention, or
+        waiting for a redelivery after a failed inline run. It is then ``received`` and queued; its
+        attempts are 0 if it was done, dead or parked. A dead delivery in whose runs a process ended
+        is ``DONE``: only :meth:`replay` runs it again. With ``leased`` the caller runs a new
+        delivery itself, unless it is ordered; otherwise the next ``take_due`` claims it. Any other
+        answer changes nothing: ``DONE``, ``QUEUED``, or ``RUNNING`` (inline, under the live lease
+        of another owner).
         """
         ...
 
     async def claim(self, delivery: NewDelivery) -> Admitted:
         """Claim ``delivery`` for an inline run: ``NEW`` means that it is ``running`` and ours.
 
-        The attempt counts as started. ``RUNNING`` when another owner's live lease runs it inline;
-        one of our own (the caller knows that it does not run), or whose lease has expired, or that
-        waits for a redelivery, or is dead, is claimed, and its attempts continue. One that is
-        parked becomes ``received`` for our own workers, and is ``QUEUED``: its sender was answered
-        200, and need not deliver it again.
+        The attempt counts as started. ``RUNNING`` if another owner runs it inline under a live
+        lease. A delivery is claimed if it is leased by us (the caller knows that it does not run),
+        if its lease has expired, if it waits for a redelivery, or if it is dead; its attempts go on
+        counting. A parked one becomes ``received`` for our own workers, and is ``QUEUED``: its
+        sender was answered 200 and need not deliver it again.
         """
         ...
 
@@ -142,33 +142,33 @@ class Inbox(Protocol):
         ...
 
     async def park(self, delivery: NewDelivery, reason: str | None = None) -> Admitted:
-        """Keep ``delivery`` as ``parked``, and ``reason`` as its last error: nothing runs it.
+        """Store ``delivery`` as ``parked``, and ``reason`` as its last error: nothing runs it.
 
-        ``NEW`` when it was unknown, done longer ago than the dedup retention, or had failed inline
-        and waited for a redelivery, which it has got now. Everything else changes nothing:
-        ``QUEUED``, ``RUNNING``, or ``DONE`` when it was done, dead or parked.
+        ``NEW`` if it was unknown, done longer ago than the dedup retention, or waiting for a
+        redelivery after a failed inline run. Any other answer changes nothing: ``QUEUED``,
+        ``RUNNING``, or ``DONE`` if it was done, dead or parked.
         """
         ...
 
     async def start(self, key: str, *, now: float, alone: bool = False) -> bool:
         """Start a run by a worker: ``running``, one more attempt, the lease is ours.
 
-        False, and no change, when another owner has taken the delivery over, or it is finished or
-        gone. A start that is repeated, because its commit is unknown, counts once. ``alone``: no
-        other run is in progress, so if the process ends, this one is the cause.
+        False, and no change, if another owner has taken the delivery over, or if it is finished or
+        removed. A repeated start counts once; a start is repeated if its commit is unknown.
+        ``alone``: no other run is in progress, so if the process ends, this run is the cause.
         """
         ...
 
     async def join(self, key: str) -> None:
-        """Note that a run of ours which began alone has company from now on."""
+        """Note that a run of ours which began alone now runs beside others."""
         ...
 
     def start_unawaited(self, key: str, *, now: float) -> None:
-        """Start a run without awaiting the commit; later calls are committed later.
+        """Start a run without awaiting the commit; the commits of later calls follow it.
 
         For the first run of a delivery that this process has just accepted, or that ``take_due``
-        calls unbegun: it saves one sync of the disk (docs/adr/0047-unawaited-claims.md). It raises
-        nothing. A failure of the store is logged, and the run may then not be counted.
+        returned as unbegun. It saves one sync of the disk (docs/adr/0047-unawaited-claims.md). It
+        raises nothing. A failure of the store is logged, and the run may then not be counted.
         """
         ...
 
@@ -177,22 +177,22 @@ class Inbox(Protocol):
         ...
 
     async def conclude(self, key: str, effects: "Effects[T]", *, attempt: int, now: float) -> "T":
-        """Apply ``effects`` and record that a run ended well, in one transaction of the store.
+        """Apply ``effects`` and record the success of a run, in one transaction of the store.
 
         ``effects`` runs in another thread, with the context variables of the caller, and may run
-        again after a rollback. If it raises, nothing has changed, and :meth:`finish` records what
-        follows. Cancelled, it is finished first; its result tells whether the event is done.
+        again after a rollback. If it raises, nothing has changed, and :meth:`finish` records the
+        outcome. A cancelled call is finished first; its result shows whether the event is done.
 
         Args:
             key: the delivery's.
-            effects: writes by the connection of its transaction, and does nothing else.
-            attempt: the number of the run, those before a replay included.
+            effects: writes with the connection of its transaction, and does nothing else.
+            attempt: the number of the run, runs before a replay included.
             now: Unix seconds.
 
         Raises:
-            EventTakenOverError: the run is not ours any more.
+            EventTakenOverError: we do not hold the run's lease any more.
             NotSupportedError: the store has no transactions.
-            Exception: whatever ``effects`` has raised.
+            Exception: raised by ``effects``.
         """
         ...
 
@@ -203,43 +203,43 @@ class Inbox(Protocol):
     async def take_due(
         self, *, limit: int, now: float, overdue: bool = True, limits: ClaimLimits | None = None
     ) -> Due:
-        """Lease up to ``limit`` queued deliveries that nobody holds, oldest arrival first.
+        """Lease up to ``limit`` queued deliveries without a lease, oldest arrival first.
 
-        Due are: ``received`` ones, ``retrying`` ones whose time has come, and any unfinished
-        queued one whose lease (of another owner) has expired. An *ordered* one only when no
-        earlier unfinished ordered delivery of the same tenant has the same subject.
+        ``received`` deliveries are due, ``retrying`` ones whose time has come, and any unfinished
+        queued one whose lease (of another owner) has expired. An *ordered* delivery is due only if
+        no earlier unfinished ordered delivery of the same tenant has the same subject.
 
-        Without ``overdue``, none whose lease has expired: the caller's clock was set a moment ago,
-        so leases that others have not renewed since only look expired. Nothing changes where the
-        store has a clock of its own.
+        Without ``overdue``, expired leases are not taken over: the caller's clock was set a moment
+        ago, so leases of others may only seem expired. A store with its own clock ignores
+        ``overdue``.
 
         With ``limits``, paused deliveries stay in the store, and those of a group are leased only
         as its limits allow: no more of them than ``concurrency`` have a live lease of any owner,
         and no more are leased in a minute than ``rate_per_minute``, the tokens of which the store
-        keeps. With ``coalesce``, one of which a newer one of the same lane, type and group waits
-        is ended as ``done``, "superseded by KEY".
+        keeps. With ``coalesce``, a delivery is ended if a newer one of the same lane, type and
+        group waits: as ``done``, "superseded by KEY".
         """
         ...
 
     async def recover(self, *, dead: str | None = None) -> int:
         """Take away the leases of all other owners, known to be dead; return how many.
 
-        In a store that other hosts share, those are the leases that have expired, and those of the
+        In a store that other hosts share, only expired leases are taken away, and those of the
         owner ``dead`` and of its processes, whose names begin with its own and a dot.
 
-        Runs that were cut short become ``received`` and queued, inline ones as well, so that our
-        own workers finish them; their attempts stay counted, leave an attempt record, and count in
-        ``process_ends``. If nothing else was held, ``ran_alone`` says so.
+        Interrupted runs become ``received`` and queued, inline ones as well, so that our own
+        workers finish them. Their attempts stay counted, leave an attempt record, and count in
+        ``process_ends``. If the owner held nothing else, ``ran_alone`` is set.
         """
         ...
 
     async def take_over(self, owner: str, *, heir: str, now: float) -> int:
         """Take away the leases of ``owner``, known to be dead, and return how many.
 
-        Runs that were cut short are counted and put back as :meth:`recover` does, with a lease of
-        ``heir``: its :meth:`take_suspects` finds them, and until the lease ends nobody else does.
-        So do those that ``owner`` was left itself and had not run yet.
-        What had not begun to run is free at once. An owner that holds nothing is no error.
+        Interrupted runs are counted and put back as :meth:`recover` does, with a lease of ``heir``:
+        only its :meth:`take_suspects` finds them until the lease ends. The same happens to
+        deliveries that an earlier call left to ``owner`` and that it had not run yet. Deliveries
+        that had not begun to run are due at once. An owner without leases is no error.
         """
         ...
 
@@ -248,9 +248,10 @@ class Inbox(Protocol):
     ) -> Sequence[DeliveryRecord]:
         """Lease up to ``limit`` queued, ``received`` deliveries with ``process_ends``, by age.
 
-        They are those of :meth:`take_due` that ran when a process ended, and those that
-        :meth:`take_over` has left to this owner. It is for the start of an owner: those that it
-        has leased already are among them. ``limits`` are obeyed as by :meth:`take_due`.
+        They are the deliveries of :meth:`take_due` that ran when a process ended, and those that
+        :meth:`take_over` has left to this owner. An owner calls this when it starts: deliveries
+        that it has leased already are included. ``limits`` are
+        obeyed as by :meth:`take_due`.
         """
         ...
 
@@ -284,11 +285,11 @@ class Inbox(Protocol):
         ...
 
     async def reschedule(self, *, now: float) -> int:
-        """Make due every retry that was decided later than ``now``; return their number.
+        """Make every retry due that was decided later than ``now``; return their number.
 
         A decision in the future means that the clock has been set back since; the retry would wait
-        until the clock catches up. Corrections of less than a minute change nothing. By a clock at
-        0 every retry was decided in the future, also where the store has a clock of its own.
+        until the clock catches up. Corrections of less than a minute change nothing. With ``now`` 0
+        every retry is made due, also in a store with its own clock.
         """
         ...
 
@@ -296,10 +297,11 @@ class Inbox(Protocol):
         """Extend those of our leases that are held, by their ``keys``, and give up all others.
 
         An owner has one lease of a delivery, and runs it once at a time, so the key names it.
-        ``keys`` include the deliveries of calls of ``accept`` and ``claim`` that are in progress,
-        and no call of ``take_due`` or ``take_suspects`` is. An abandoned call is done before: an
-        inbox writes in the order of its calls. What is given up is as after ``Released``: due for
-        every owner, or, if it was inline, the sender's to deliver again.
+        ``keys`` must include the deliveries of calls of ``accept`` and ``claim`` that are in
+        progress; no call of ``take_due`` or ``take_suspects`` may be in progress. An inbox writes
+        in the order of its calls, so abandoned calls are done by then. A delivery that is given up
+        is in the state after ``Released``: due for every owner, or, if it was inline, waiting for
+        the sender's redelivery.
         """
         ...
 
@@ -315,7 +317,7 @@ class Inbox(Protocol):
         """Put done deliveries back to ``received``, queued, each as its next generation.
 
         Returns the keys that were put back; the others were in another state, or have no body.
-        Their effects are applied once more, also where those are guarded against a second time.
+        Their effects are applied once more, even if they are guarded against duplicates.
         """
         ...
 
@@ -326,12 +328,12 @@ class Inbox(Protocol):
     async def find_by_id(self, webhook_id: str, *, limit: int = 50) -> Sequence[DeliveryRecord]:
         """Return the deliveries with this id of all signers, with bodies; the host's first.
 
-        For people, who read ids; a program that knows the signer asks for the key.
+        For people, who read ids; a program that knows the signer uses the key.
         """
         ...
 
     async def keep_other(self, delivery: NewDelivery) -> None:
-        """Keep the body of ``delivery`` as evidence, if its key is known with a different body.
+        """Store the body of ``delivery`` as evidence, if its key is known with a different body.
 
         ``accept``, ``claim`` and ``park`` do so themselves.
         """
@@ -340,12 +342,12 @@ class Inbox(Protocol):
     async def evidence(self, key: str) -> Sequence[EvidenceRecord]:
         """Return the other bodies that came under a key, oldest first, each once.
 
-        At most the first :data:`MOST_EVIDENCE`; they go when the first body goes.
+        At most the first :data:`MOST_EVIDENCE` are kept; they are removed with the first body.
         """
         ...
 
     async def known(self, keys: Sequence[str]) -> frozenset[str]:
-        """Return those of ``keys`` that the inbox has a record of, in whatever state."""
+        """Return those of ``keys`` that the inbox has a record of, in any state."""
         ...
 
     async def attempts(self, key: str) -> Sequence[AttemptRecord]:
@@ -366,7 +368,7 @@ class Inbox(Protocol):
         oldest_first: bool | None = None,
         limit: int = 50,
     ) -> Sequence[DeliveryRecord]:
-        """List deliveries without bodies that meet every condition which is given.
+        """List the deliveries that meet every given condition, without bodies.
 
         ``since`` and ``until`` are Unix seconds of arrival. ``until`` and both sequences are not
         included. ``oldest_first`` is by rising sequence; None: with ``after_sequence`` only.
@@ -374,10 +376,10 @@ class Inbox(Protocol):
         ...
 
     async def last_sequence(self) -> int:
-        """Return the highest sequence that was ever given, also where its record is removed.
+        """Return the highest sequence that was ever given, even if its record is removed.
 
-        0 before the first one. It may belong to a delivery that is not to be seen yet, or was never
-        committed, if sequences do not appear in their order.
+        0 before the first one. Unless :attr:`in_order`, it may belong to a delivery that is not
+        committed yet, or never was.
         """
         ...
 
@@ -388,24 +390,24 @@ class Inbox(Protocol):
     async def oldest_waiting(self) -> float | None:
         """Return the arrival time of the oldest queued delivery that waits or runs, or None.
 
-        Deliveries that wait for the time of a retry, or are known to be paused, do not count: they
-        wait on purpose.
+        Deliveries that wait for the time of a retry, or are known to be paused, do not count: that
+        wait is planned.
         """
         ...
 
     async def expired_leases(self, *, before: float) -> int:
         """Return how many queued deliveries have a lease that expired before that time.
 
-        An inline one is the sender's to deliver again, so no other process takes its lease over.
-        ``before`` is a time of the caller's clock. A store that hosts share compares by its own
-        clock, and takes it as that long ago.
+        Inline deliveries do not count: no process takes them over, because the sender redelivers
+        them. ``before`` is a time of the caller's clock. A store that hosts share compares by its
+        own clock, and takes it as that long ago.
         """
         ...
 
     async def changed_elsewhere(self) -> bool:
         """Return whether another process, or another inbox of this one, has changed the store.
 
-        It tells of changes since the last call.
+        Only changes since the last call count.
         """
         ...
 
@@ -416,11 +418,11 @@ class Inbox(Protocol):
     async def write_checkpoint(
         self, name: str, value: str | None, *, term: int | None = None, once: bool = False
     ) -> None:
-        """Keep ``value`` under ``name`` beside the deliveries; None forgets it.
+        """Store ``value`` under ``name``; None removes it.
 
-        With ``term`` only while this owner leads in that term, see :meth:`lead`; after it,
-        StoreUnavailableError. With ``once`` a value that is there stays, also one that another
-        owner is just writing.
+        With ``term``, raise StoreUnavailableError unless this owner leads in that term, see
+        :meth:`lead`. With ``once`` an existing value stays, even one that another owner is just
+        writing.
         """
         ...
 
@@ -428,17 +430,17 @@ class Inbox(Protocol):
         """Lead all owners of the store for ``seconds`` from now on, by the store's own clock.
 
         Returns the number of the term, which grows with every new leader; None while another owner
-        leads. Asked again in time, the term goes on; with 0 ``seconds`` it ends. Where no other
-        owner can be alive, the term is 1.
+        leads. A call during the term renews it; a call with 0 ``seconds`` ends it. The term is 1 in
+        a store that has one owner at a time.
         """
         ...
 
     async def purge(self, *, now: float) -> Purged:
         """Apply the retention settings: see docs/reference/configuration.md.
 
-        Bodies of done deliveries go after the payload retention; done deliveries go when both
-        the payload and the dedup retention have passed; parked ones after the payload retention.
-        Dead letters stay until they are replayed.
+        Bodies of done deliveries are removed after the payload retention, done deliveries when both
+        the payload and the dedup retention have passed, and parked ones after the payload
+        retention. Dead letters stay until they are replayed.
         """
         ...
 
@@ -455,32 +457,32 @@ class Inbox(Protocol):
         ...
 
     async def other_tables(self) -> Sequence[str]:
-        """Return the names of tables in the store's place that handlers have made there.
+        """Return the names of tables that handlers have made beside the store's.
 
-        Nothing but a handler reads or changes them, and a purge does not look into them.
+        Only handlers read and change them; a purge leaves them alone.
         """
         ...
 
     async def erase(self, tenant_id: str) -> int:
         """Remove all deliveries of a tenant with bodies and attempts, whatever their state.
 
-        Bodies of the tenant's that came under the keys of others' deliveries go, too. It takes many
-        short transactions; cancelled, it stops between two of them. Returns how many deliveries
-        were removed.
+        The tenant's bodies that came under the keys of other deliveries are removed, too. It uses
+        many short transactions; a cancelled call stops between two of them. Returns how many
+        deliveries were removed.
         """
         ...
 
     async def wipe(self) -> bool:
-        """Overwrite deleted data wherever the store's own files still hold it.
+        """Overwrite deleted data in the store's own files.
 
-        It is called after :meth:`purge` and other deletions. It may rewrite the store, which takes
-        a while, and does not reach copies elsewhere (backups, replicas). False: a reader still
-        needs the write-ahead log, so that remnants stay in it.
+        Call it after :meth:`purge` and other deletions. It may rewrite the store, which takes a
+        while, and does not reach copies elsewhere (backups, replicas). False: a reader still needs
+        the write-ahead log, so remnants stay in it.
         """
         ...
 
     async def close(self) -> None:
-        """Finish the writes that were begun and close; a second call does nothing.
+        """Finish the writes in progress and close; a second call does nothing.
 
         It is shielded from cancellation, within a time limit.
         """
@@ -491,7 +493,7 @@ class TenantStore(Protocol):
     """Tenants with their audit trail and their outbox.
 
     Every change writes its audit row, and each transition its outbox row, in the transaction that
-    changes the tenant: all of them are there, or none.
+    changes the tenant: all of these rows are committed, or none.
     """
 
     async def add(self, tenant: "Tenant", audit: "AuditRecord") -> None:
@@ -514,8 +516,8 @@ class TenantStore(Protocol):
 
         ``announced``: the process that makes the change has notifications enabled. Its first
         transition sets the position of :meth:`NotificationStore.enlist` to just before itself,
-        unless the position was set or notifications were switched off before: a command may make
-        one while the first daemon starts.
+        unless the position was set or notifications were switched off before. A command may make
+        such a transition while the first daemon starts.
 
         Raises:
             TenantConflictError: the stored version is another one; nothing is changed.
@@ -525,16 +527,16 @@ class TenantStore(Protocol):
         ...
 
     async def note(self, audit: "AuditRecord") -> None:
-        """Keep an audit row without changing the tenant, for a transition that was refused."""
+        """Add an audit row without changing the tenant, for a transition that was refused."""
         ...
 
     async def purge(
         self, tenant: "Tenant", audit: "AuditRecord", *, forget_audit: bool = False
     ) -> "TenantPurged":
-        """Remove the tenant's row, deliveries, messages and outbox rows for ever; keep ``audit``.
+        """Remove the tenant's row, deliveries, messages and outbox rows; add ``audit``.
 
         With ``forget_audit`` its earlier audit rows are removed as well; nothing else removes any.
-        Remnants in unused parts of the store's files go with the next :meth:`Inbox.wipe`.
+        The next :meth:`Inbox.wipe` overwrites remnants in unused parts of the store's files.
 
         Raises:
             TenantConflictError: the stored version is not that of ``tenant``.
@@ -553,7 +555,7 @@ class TenantStore(Protocol):
     async def owner_of(self, organization_id: str) -> "Tenant | str | None":
         """Return the tenant of this organization of the upstream, or None.
 
-        If it had one that was purged, and has none now, return the id of that one.
+        If its tenant was purged, and it has none now, return the id of the purged one.
         """
         ...
 
@@ -562,7 +564,7 @@ class TenantStore(Protocol):
     ) -> "Mapping[CredentialSource, Sequence[str]]":
         """Return for each source the identifiers of the tenants that name it.
 
-        The tenant with the id ``but`` is left out. Costs what it finds, not what there is.
+        The tenant with the id ``but`` is left out. The cost depends on the result's size only.
         """
         ...
 
@@ -596,8 +598,8 @@ class TenantStore(Protocol):
 class UpgradeStore(Protocol):
     """The progress of the upgrade from a single tenant, and its batches.
 
-    One upgrade runs at a time: of the hosts of a shared store the one that has the lease; on one
-    machine its lock is the caller's business.
+    One upgrade runs at a time. In a shared store, the host that has the lease runs it; on one
+    machine, the caller holds a lock.
     """
 
     async def lead(self, *, seconds: float) -> int | None:
@@ -605,10 +607,9 @@ class UpgradeStore(Protocol):
         ...
 
     def fenced(self, term: int) -> "AbstractContextManager[None]":
-        """Refuse within the block whatever this open store would write after the end of ``term``.
+        """Refuse writes of this open store within the block once ``term`` has ended.
 
-        Such a write raises TermEndedError and changes nothing: that of a tenant, of a marker and of
-        a batch.
+        Writes of tenants, markers and batches then raise TermEndedError and change nothing.
         """
         ...
 
@@ -617,7 +618,7 @@ class UpgradeStore(Protocol):
         ...
 
     async def save(self, marker: "UpgradeMarker") -> None:
-        """Keep ``marker`` in place of the one before."""
+        """Replace the marker."""
         ...
 
     async def count_unassigned(self) -> int:
@@ -627,18 +628,17 @@ class UpgradeStore(Protocol):
     async def bodies(
         self, tenant_id: str | None, *, after: int, limit: int
     ) -> "Sequence[StoredBody]":
-        """Return the next ``limit`` bodies of a tenant's deliveries; None: of those of no tenant.
+        """Return the next ``limit`` bodies of a tenant's deliveries, None: of those without one.
 
-        Next are those whose sequence is above ``after``; bodies that the retention has removed are
-        skipped.
+        They have sequences above ``after``; bodies that the retention has removed are skipped.
         """
         ...
 
     async def assign_batch(self, marker: "UpgradeMarker", *, limit: int) -> "Assigned":
         """Give the default tenant to those of the next ``limit`` deliveries that have none.
 
-        Next are those whose sequence is above the marker's position. The marker moves in the same
-        transaction, so no delivery is skipped or counted twice, whenever the process ends.
+        They have sequences above the marker's position. The marker moves in the same transaction,
+        so no delivery is skipped or counted twice, whenever the process ends.
         """
         ...
 
@@ -646,9 +646,9 @@ class UpgradeStore(Protocol):
 class NotificationStore(Protocol):
     """Messages to site managers: one record for each transition and channel.
 
-    Leases are as in :class:`Inbox`, of the same owner. A leased message is claimed; :meth:`start`
-    is the mark after which it may have been sent. Where it cannot be known whether a message was
-    sent, it is sent again if it is repeatable, and ``unknown`` otherwise.
+    Leases are as in :class:`Inbox`, of the same owner. A leased message is claimed; after
+    :meth:`start` it may have been sent. A message that may have been sent is sent again if it is
+    repeatable, and is ``unknown`` otherwise.
     """
 
     async def enlist(
@@ -656,10 +656,10 @@ class NotificationStore(Protocol):
     ) -> "Enlisted":
         """Give the next ``limit`` transitions a message on each of ``channels``.
 
-        ``channels`` says for each whether its messages are repeatable. Next are the transitions
-        after the position, which is the last one that was enlisted. The first call ever, and the
-        first after :meth:`switch_off`, only set the position to the newest transition, so that
-        nobody gets old news; an announced transition may have set it before
+        ``channels`` maps each channel to whether its messages are repeatable. The position is the
+        last transition that was enlisted; the next ones follow it. The first call ever, and the
+        first after :meth:`switch_off`, only set the position to the newest transition, so older
+        ones are not announced. An announced transition may have set it before
         (:meth:`TenantStore.change`). Transitions before ``oldest`` (Unix seconds) get messages that
         are ``skipped``. Messages that wait on any other channel become ``skipped``, too.
         """
@@ -668,34 +668,34 @@ class NotificationStore(Protocol):
     async def switch_off(self) -> None:
         """Stop announcing. Transitions before the next :meth:`enlist` are never announced.
 
-        Messages that wait already stay as they are.
+        Waiting messages are unchanged.
         """
         ...
 
     async def look(self, channels: Mapping[str, bool], *, now: float) -> "Lookout":
-        """Say whether ``enlist`` or ``take_due`` would find anything; changes nothing."""
+        """Return whether ``enlist`` or ``take_due`` would find anything; change nothing."""
         ...
 
     async def take_due(self, channel: str, *, limit: int, now: float) -> "DueNotifications":
-        """Lease up to ``limit`` messages of one channel that nobody holds, oldest first.
+        """Lease up to ``limit`` messages of one channel without a lease, oldest first.
 
-        Due are ``pending`` ones, ``retrying`` ones whose time has come, and any whose lease (of
-        another owner) has expired; one that was ``sending`` then is due if it is repeatable, and
-        becomes ``unknown`` if not.
+        ``pending`` messages are due, ``retrying`` ones whose time has come, and any whose lease (of
+        another owner) has expired. If such a message was ``sending``, it is due if it is
+        repeatable, and becomes ``unknown`` if not.
         """
         ...
 
     async def start(self, id: "NotificationId", *, now: float) -> bool:
-        """Mark a message as ``sending``, one more attempt; False: it is not ours, do not send it.
+        """Mark a message as ``sending``, one more attempt; False: do not send it.
 
-        Only what is leased by us, and waits, is ours.
+        True only if we hold its lease and it waits.
         """
         ...
 
     async def finish(self, id: "NotificationId", ending: "SendResult", *, now: float) -> bool:
         """Record the end of an attempt and give up the lease.
 
-        Returns False, and changes nothing, if the lease is not ours any more.
+        Returns False, and changes nothing, if we do not hold the lease any more.
         """
         ...
 
@@ -772,7 +772,7 @@ class AlertStore(Protocol):
 
 
 class Backend(Inbox, Protocol):
-    """An open backend: an inbox, and beside it everything that tenants need."""
+    """An open backend: an inbox, and the stores of tenants, their upgrade and notifications."""
 
     @property
     def tenants(self) -> TenantStore:

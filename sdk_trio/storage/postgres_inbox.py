@@ -1,8 +1,8 @@
 """The inbox in PostgreSQL, which several processes and hosts may have open at the same time.
 
-A handler's transaction may last as long as the handler, so it cannot share the connection by which
-everything else is committed: :class:`EffectTransactions` has connections of its own. It locks the
-row of its event first; others pass a locked row over when they look for work or renew leases.
+A handler's transaction may last as long as the handler, so it cannot use the connection that
+commits everything else: :class:`EffectTransactions` has its own connections. Such a transaction
+first locks the row of its event; claims and renewals skip locked rows.
 """
 
 import uuid
@@ -56,14 +56,14 @@ from .sql.deliveries import Lease
 from .sql.dialect import Dialect, SqlTransaction
 from .sql.schema import LATER_POSTGRESQL, statements
 
-#: The checkpoint with the Unix time up to which done deliveries have lost their bodies, where ids
-#: are remembered for longer.
+#: The checkpoint with the Unix time of the last pass that removed bodies, if ids are remembered for
+#: longer than bodies.
 _BODIES_DELETED = "storage.bodies_deleted"
 
 #: The most queries at once, each on a connection of its own.
 READERS = 4
 
-# The rows of stores that ended without closing; what they have counted stays.
+# The rows of stores that ended without closing; their counts move to the common row.
 _LEFT_LONG_AGO = """
 WITH gone AS (
     DELETE FROM node WHERE id <> '' AND seen_at < now() - interval '1 day' RETURNING changes, done
@@ -112,8 +112,8 @@ class PostgresInbox(SqlInbox):
             lease_seconds: duration of a lease without renewal; above 0.
             dedup_seconds: time that a finished id is remembered; 0 or more.
             payload_seconds: time that bodies are kept; 0 or more.
-            server_clock: tell leases by the database's clock; False: by that of each call.
-            shared: others may be alive, so ``recover`` takes only expired leases away.
+            server_clock: measure leases by the database's clock; False: by that of each call.
+            shared: other owners may be alive, so ``recover`` takes only expired leases away.
 
         Raises:
             StoreVersionError: the schema is of a newer version or of another program.
@@ -139,7 +139,6 @@ class PostgresInbox(SqlInbox):
         return inbox
 
     async def clock_offset(self) -> float | None:
-        """See :meth:`Inbox.clock_offset`."""
         return await self._readers.run(reads.clock_offset, seconds=ANSWER_SECONDS)
 
     def writing_process(self) -> int | None:
@@ -147,13 +146,12 @@ class PostgresInbox(SqlInbox):
         return None
 
     async def conclude(self, key: str, effects: Effects[T], *, attempt: int, now: float) -> T:
-        """See :meth:`Inbox.conclude`."""
         lease = self._leases.get(key)
         if lease is None:
             await trio.lowlevel.checkpoint()
             raise taken_over(key)
         if (start := self._unawaited_starts.get(key)) is not None:
-            # The start may not be committed yet, and the run counts as ours only after it.
+            # The start may not be committed yet, and the transaction requires it.
             await self._commits.gather(self._starting, key, start.repeated())
             self._unawaited_starts.pop(key, None)
         value = await self._effects.conclude(key, lease, effects, attempt=attempt, now=now)
@@ -162,13 +160,12 @@ class PostgresInbox(SqlInbox):
         return value
 
     async def changed_elsewhere(self) -> bool:
-        """See :meth:`Inbox.changed_elsewhere`."""
         terms = self._terms
         seen, expired = await self._readers.run(
             lambda tx: reads.changes_of_others(
                 tx, node=self._node, owner=terms.owner, shared=terms.shared
             ),
-            # Whoever asks fetches due events next, which another connection may well do.
+            # The caller polls next, which uses another connection that may well answer.
             seconds=ANSWER_SECONDS,
         )
         before, self._seen = self._seen, seen
@@ -182,9 +179,9 @@ class PostgresInbox(SqlInbox):
     async def purge(self, *, now: float) -> Purged:
         """See :meth:`Inbox.purge`.
 
-        A delivery that is done goes together with its day, so its row and its body may stay for a
-        day longer than on SQLite. Only what closed days have left, and what an open day has for
-        too long, goes one by one.
+        Done deliveries are dropped with their day, so a row and its body may stay for a day longer
+        than on SQLite. Only the remaining rows of closed days, and the rows of a day that was open
+        for too long, are deleted one by one.
         """
         terms = self._terms
         await self._commits.submit(_forget_nodes)
@@ -200,7 +197,7 @@ class PostgresInbox(SqlInbox):
         return Purged(finished if bodies is None else bodies, finished, parked)
 
     async def _delete_bodies(self, before: float) -> int:
-        """Delete the bodies of what was done since the last pass looked; return how many."""
+        """Delete the bodies of deliveries that were done since the last pass; return how many."""
         looked = float(await self.read_checkpoint(_BODIES_DELETED) or 0.0)
         every = await self._read(days.read)
         old = partial(days.find_old, days=every, since=looked - days.SLACK_SECONDS)
@@ -209,12 +206,11 @@ class PostgresInbox(SqlInbox):
         return deleted
 
     async def wipe(self) -> bool:
-        """See :meth:`Inbox.wipe`: pages and log files are the server's, and no client's."""
+        """See :meth:`Inbox.wipe`: no client can overwrite the server's pages and log files."""
         await trio.lowlevel.checkpoint()
         return True
 
     async def close(self) -> None:
-        """See :meth:`Inbox.close`."""
         self._effects.close()
         await super().close()
 
@@ -241,10 +237,10 @@ def migrate(address: PostgresAddress) -> None:
 
 # -- effects of handlers -----------------------------------------------------------------------
 
-#: The most transactions of handlers at once, each on a connection of its own.
+#: The most transactions of handlers at once, each on its own connection.
 EFFECT_CONNECTIONS = 16
 
-#: Pause before a transaction is run again that another one has got in the way of, in seconds.
+#: Pause before a transaction runs again after a conflict, in seconds.
 _PAUSE_SECONDS = 0.02
 
 _TO_HANDLER = sql.SQL("SET LOCAL search_path TO DEFAULT; SAVEPOINT {}").format(
@@ -253,17 +249,17 @@ _TO_HANDLER = sql.SQL("SET LOCAL search_path TO DEFAULT; SAVEPOINT {}").format(
 
 
 class EffectConnection(StoreConnection):
-    """The connection that handlers get; it ends no transaction."""
+    """The connection that handlers get; it cannot end the transaction."""
 
     def commit(self) -> NoReturn:
-        """Refuse: the event's end belongs to the same transaction."""
+        """Refuse: the same transaction also records the event's end."""
         raise EffectError(
             "commit() is the library's: the effects are committed with the event's end, when the "
             "handler returns"
         )
 
     def rollback(self) -> None:
-        """Undo what the handler has done so far; the transaction goes on."""
+        """Undo the handler's changes so far; the transaction goes on."""
         name = sql.Identifier(SAVEPOINT)
         self.execute(sql.SQL("ROLLBACK TO SAVEPOINT {}").format(name))
 
@@ -293,8 +289,8 @@ class EffectTransactions:
         """See :meth:`Inbox.conclude`. Cancelled, it waits for the thread."""
         inside = in_this_context(effects)
         run = partial(self._run, key, lease, attempt, inside, now)
-        # Returned and not raised: Trio's thread reads __traceback__ of what is raised in it, and
-        # ends if a handler's exception refuses that.
+        # Returned, not raised: Trio's thread reads __traceback__ of an exception that is raised in
+        # it, and ends if a handler's exception raises there.
         value, failure = await run_in_thread(catch, run, limiter=self._limiter)
         if failure is not None:
             raise failure
@@ -320,7 +316,7 @@ class EffectTransactions:
         while True:
             connection = self._take()
             self._in_use.add(connection)
-            # Until the row is locked, whatever goes wrong is the store's failure.
+            # Until the row is locked, any error is the store's.
             locked = applied = False
             try:
                 with self._address.transaction(connection) as last:
@@ -334,7 +330,7 @@ class EffectTransactions:
                     raise failed.error from None
                 conflicts += 1
                 clock.sleep(_PAUSE_SECONDS * conflicts)
-            except Exception as error:  # of the store: a driver raises what it likes
+            except Exception as error:  # the store's: a driver may raise anything
                 if _is_conflict(error) and conflicts < CONFLICT_LIMIT:
                     conflicts += 1
                     clock.sleep(_PAUSE_SECONDS * conflicts)
@@ -347,8 +343,8 @@ class EffectTransactions:
                     ) from error
                 if locked or not isinstance(error, psycopg.Error):
                     raise
-                # A connection from before a restart of the server tells so when it is used, and
-                # the other ones are as old.
+                # A connection from before a restart of the server fails when it is used, and the
+                # other idle ones are as old.
                 if connection.useless and not fresh:
                     fresh = True
                     self._drop_idle()
@@ -406,7 +402,7 @@ class EffectTransactions:
 
 
 def _is_conflict(error: BaseException | None) -> bool:
-    """Say whether a transaction has only to be run again; SQLAlchemy wraps the driver's error."""
+    """Return whether a transaction only has to run again; SQLAlchemy wraps the driver's error."""
     for part in () if error is None else causes_of(error):
         if is_a(part, psycopg.Error) and is_conflict(cast("psycopg.Error", part)):
             return True

@@ -102,7 +102,7 @@ class ReaderPool:
                 with trio.move_on_after(CLOSE_SECONDS, shield=True):
                     await _interrupt(reading)
                 raise
-        # Other connections are as old, and may be half-open as well.
+        # The other connections are as old, and may be half-open as well.
         self._drop_idle()
         raise StoreUnavailableError(
             f"the store {self._place} was not read within {seconds:g} s: it does not answer, or a "
@@ -121,7 +121,7 @@ class ReaderPool:
             reader = reading.reader = self._take()
             self._readings.add(reading)
             try:
-                # Once more: until now, nothing could be interrupted.
+                # Again: before this, there was no query to interrupt.
                 self._require_wanted(reading)
                 with reader.transaction() as transaction:
                     return query(transaction)
@@ -140,8 +140,8 @@ class ReaderPool:
             raise StoreUnavailableError("the store is closed")
 
     def _can_reuse(self, reading: _Reading, reader: Reader) -> bool:
-        # The request to interrupt an abandoned query may still be on its way, and would meet the
-        # next one.
+        # The request to interrupt an abandoned query may still be on its way, and could interrupt
+        # the next one.
         return reader.is_usable and not self._closed and not reading.abandoned
 
     def _take(self) -> Reader:

@@ -10,11 +10,11 @@ import trio
 from ..records.deliveries import HOST, REPLAYABLE, DeliveryRecord, DeliveryState
 from .ports import Inbox
 
-#: Deliveries put back in one transaction: few enough that new deliveries do not wait for it.
+#: Deliveries put back in one transaction, so few that new deliveries do not wait for it.
 CHUNK = 200
 
-#: The parts that differ between errors of one cause: UUIDs, long words that have digits or are of
-#: hexadecimal digits alone, and numbers.
+#: The parts that differ between errors of one cause: UUIDs, long words with digits or of
+#: hexadecimal digits only, and numbers.
 _IDS = re.compile(
     r"\b(?:[0-9a-fA-F]+-){4}[0-9a-fA-F]+\b"
     r"|\b(?=\w*[0-9])\w{8,}\b|\b[0-9a-fA-F]{8,}\b|0x[0-9a-fA-F]+|[0-9]+"
@@ -30,7 +30,7 @@ def error_group(text: str | None) -> str:
 
 
 class ReplayCandidate(msgspec.Struct, frozen=True):
-    """An event that was asked for: ``reason`` says why it cannot be replayed, if it cannot."""
+    """A requested event; ``reason`` explains why it cannot be replayed, if it cannot."""
 
     key: str
     webhook_id: str
@@ -42,7 +42,7 @@ class ReplayCandidate(msgspec.Struct, frozen=True):
 async def find_named(
     inbox: Inbox, webhook_ids: Sequence[str], *, again: bool = False
 ) -> list[ReplayCandidate]:
-    """Return a candidate for each id, each once, those that cannot be replayed included.
+    """Return one candidate for each id, even if it cannot be replayed.
 
     With ``again`` done events can be.
     """
@@ -59,7 +59,7 @@ async def _named(inbox: Inbox, webhook_id: str, again: bool) -> ReplayCandidate:
 
 
 async def find_meant(inbox: Inbox, text: str) -> Sequence[DeliveryRecord]:
-    """Return the records that an id may mean: one, none, or several of different signers.
+    """Return the records that match an id: one, none, or several of different signers.
 
     Args:
         text: a key, an id, or an id with ``.host`` for the host's delivery of that id.
@@ -112,7 +112,7 @@ async def find_chosen(
     await trio.lowlevel.checkpoint()
     found: list[ReplayCandidate] = []
     after = 0
-    # A choice after the query may leave few events of a page, so the limit does not bound the page.
+    # `wanted` may choose few events of a page, so the limit does not bound the page.
     filtered = error is not None or wanted is not None
     while limit is None or len(found) < limit:
         page = await inbox.find(
@@ -148,12 +148,12 @@ async def replay_all(
     """Replay deliveries in several transactions; return the keys of those that were put back.
 
     If it is cancelled, finished transactions stay. ``advance`` is called with the number of
-    deliveries of each. With ``again`` done ones are put back, too.
+    deliveries of each transaction. With ``again`` done ones are put back, too.
     """
     await trio.lowlevel.checkpoint()
     replayed: set[str] = set()
     for start in range(0, len(keys), CHUNK):
-        # Short transactions: deliveries that arrive meanwhile wait for the same writer.
+        # Short transactions: new deliveries wait for the same writer.
         chunk = keys[start : start + CHUNK]
         replayed.update(await inbox.replay(chunk))
         if again:

@@ -58,14 +58,15 @@ from .sql.schema import prepare_sqlite
 
 T = TypeVar("T")
 
-#: Time to wait for a reader that keeps the log from being cleared, in seconds. Deliveries wait too.
+#: Time to wait for a reader that keeps the log from being cleared, in seconds. Deliveries wait,
+#: too.
 SHORT_SECONDS = 0.2
 
-#: Size of the log, in bytes, from which on it is copied during the retention. Its pages are all
-#: different ones: copying 16 MB of them takes 15 ms of CPU, this 3.
+#: Size of the log, in bytes, above which it is copied during the retention. Its pages are all
+#: different: copying 16 MB of them takes 15 ms of CPU, this 3.
 PURGE_LOG_BYTES = 4 << 20
 
-#: Time for ``open`` to close again what it has opened, in seconds.
+#: Time for a failed ``open`` to close the store again, in seconds.
 CLOSE_SECONDS = 4.0
 
 _log = get_logger("storage")
@@ -109,10 +110,10 @@ class SqliteInbox(SqlInbox):
             lease_seconds: duration of a lease without renewal; above 0.
             dedup_seconds: time that a finished id is remembered; 0 or more.
             payload_seconds: time that bodies are kept; 0 or more.
-            claims: the claims file, if this is the one process that runs deliveries. None: every
+            claims: the claims file, if this is the only process that runs deliveries. None: every
                 claim is awaited.
             turn: the file whose lock is the write lock of several processes that run deliveries.
-                None: this is the only one.
+                None: this is the only such process.
             distrust_log: rewrite a log that an earlier process left behind.
 
         Raises:
@@ -136,7 +137,7 @@ class SqliteInbox(SqlInbox):
         )
         inbox = cls(file, terms, engine)
         try:
-            # The first unit connects, and makes the tables of a new file.
+            # The first unit connects, and creates the tables of a new file.
             await inbox._commits.run_alone(lambda _: None)
             await inbox.changed_elsewhere()
             if claims is not None:
@@ -153,13 +154,11 @@ class SqliteInbox(SqlInbox):
         return None
 
     def writing_process(self) -> int | None:
-        """See :meth:`Inbox.writing_process`."""
         return self._engine.turn_holder()
 
     # -- admission -------------------------------------------------------------------------------
 
     def accept(self, delivery: NewDelivery, *, leased: bool) -> Coroutine[Any, Any, Admitted]:
-        """See :meth:`Inbox.accept`."""
         version = self._unawaited.keys.note_new(delivery)
         if version is None:
             return super().accept(delivery, leased=leased)
@@ -173,15 +172,14 @@ class SqliteInbox(SqlInbox):
         return deliveries.accept_all(tx, self._terms, arriving, surely_new=are_new)
 
     async def claim(self, delivery: NewDelivery) -> Admitted:
-        """See :meth:`Inbox.claim`."""
         key, unawaited = delivery.key, self._unawaited
         unawaited.keys.add(key)
         unawaited.drop(key)  # the end of an earlier run could not be recorded
         ended = unawaited.ended_run(key)
-        # Not synced: no sender is answered because of a claim, so after a power cut it delivers
-        # again.
+        # Not synced: no sender is answered because of a claim, so after a power cut the sender
+        # delivers again.
         admitted = await super().claim(delivery)
-        # A sender whose different body was kept as evidence is answered at once, without a run
+        # If a different body was stored as evidence, its sender is answered at once, without a run
         # whose end would sync.
         if not admitted.same_body and admitted.admission is not Admission.NEW:
             await self._commits.submit(lambda tx: sync_log(_connection_of(tx)))
@@ -195,7 +193,7 @@ class SqliteInbox(SqlInbox):
     async def _count_end(
         self, lease: Lease, delivery: NewDelivery, admitted: Admitted, ended: EndedRun
     ) -> Admitted:
-        """Count a run of the key that has ended an earlier process, unless that was done."""
+        """Count a run of the key in which an earlier process ended, unless that was done."""
         counted = await self._commits.submit(
             partial(
                 deliveries.count_ends,
@@ -210,18 +208,15 @@ class SqliteInbox(SqlInbox):
         return msgspec.structs.replace(admitted, attempts=admitted.attempts + counted)
 
     def claim_unawaited(self, delivery: NewDelivery) -> bool:
-        """See :meth:`Inbox.claim_unawaited`."""
         return self._unawaited.claim(delivery)
 
     async def park(self, delivery: NewDelivery, reason: str | None = None) -> Admitted:
-        """See :meth:`Inbox.park`."""
         self._unawaited.keys.add(delivery.key)
         return await super().park(delivery, reason)
 
     # -- runs ------------------------------------------------------------------------------------
 
     def finish(self, key: str, outcome: Outcome, *, now: float) -> Coroutine[Any, Any, None]:
-        """See :meth:`Inbox.finish`."""
         if key in self._unawaited.runs:
             return self._unawaited.finish(key, outcome, now=now)
         return super().finish(key, outcome, now=now)
@@ -244,7 +239,7 @@ class SqliteInbox(SqlInbox):
 
         is_done = False
         try:
-            # A cancelled caller, too, has to know whether the event is done. The wait is bounded by
+            # Even a cancelled caller has to know whether the event is done. The wait is bounded by
             # storage.commit.ANSWER_SECONDS of real time, as for every caller.
             with trio.CancelScope(shield=True):
                 value = await self._commits.submit(work, single=True, name=key)
@@ -260,7 +255,6 @@ class SqliteInbox(SqlInbox):
         return value
 
     async def renew(self, keys: Collection[str], *, now: float) -> Renewed:
-        """See :meth:`Inbox.renew`."""
         held = frozenset(keys)
         for key in [key for key in self._unawaited.runs if key not in held]:
             self._unawaited.drop(key)
@@ -275,8 +269,7 @@ class SqliteInbox(SqlInbox):
         return await super()._read(query)
 
     async def changed_elsewhere(self) -> bool:
-        """See :meth:`Inbox.changed_elsewhere`."""
-        # On the writing connection, because the number counts the changes of all *others*.
+        # On the writing connection, because the number counts the changes of *other* connections.
         version = await self._commits.run_alone(
             lambda connection: (self._engine.connections, int(connection.pragma("data_version"))),
             patient=False,
@@ -287,7 +280,6 @@ class SqliteInbox(SqlInbox):
         return changed
 
     async def other_tables(self) -> Sequence[str]:
-        """See :meth:`Inbox.other_tables`."""
         return await self._read(reads.other_tables)
 
     async def lead(self, *, seconds: float) -> int | None:
@@ -298,13 +290,12 @@ class SqliteInbox(SqlInbox):
     # -- retention and end -----------------------------------------------------------------------
 
     async def purge(self, *, now: float) -> Purged:
-        """See :meth:`Inbox.purge`."""
         self._engine.checkpoint_bytes = PURGE_LOG_BYTES
         try:
             purged = await super().purge(now=now)
         finally:
             self._engine.checkpoint_bytes = CHECKPOINT_BYTES
-        # Deleted rows are still in the log until that is cleared.
+        # Deleted rows are in the log until it is cleared.
         if purged != Purged(0, 0, 0):
             await self._clear_log(SHORT_SECONDS)
         return purged
@@ -314,23 +305,21 @@ class SqliteInbox(SqlInbox):
         return super()._erase(tx, sequences, tenant_id)
 
     async def wipe(self) -> bool:
-        """See :meth:`Inbox.wipe`."""
         await self._commits.run_alone(overwrite_remnants)
         return await self._clear_log(BUSY_SECONDS)
 
     async def _clear_log(self, seconds: float) -> bool:
-        """Remove deleted data from the write-ahead log, too, and warn if a reader prevents it."""
+        """Remove deleted data from the write-ahead log; warn if a reader prevents it."""
         cleared = await self._commits.run_alone(partial(clear_log, seconds=seconds))
         if not cleared:
             _log.warning(
                 "store.log_kept",
                 hint="deleted bodies stay in the write-ahead log until the reader that needs it "
-                "(a backup, the replicator, an sqlite3 shell) has ended, and it is written anew",
+                "(a backup, the replicator, an sqlite3 shell) has ended",
             )
         return cleared
 
     async def close(self) -> None:
-        """See :meth:`Inbox.close`."""
         self._unawaited.keys.stop()
         try:
             await super().close()
@@ -348,11 +337,11 @@ def _connection_of(transaction: SqlTransaction) -> apsw.Connection:
 #: for them; a sender gives up after 10 s.
 EFFECT_SECONDS = 1.0
 
-#: Instructions of SQLite's virtual machine between two looks at the clock.
+#: Instructions of SQLite's virtual machine between two reads of the clock.
 _STEPS = 10_000
 
-# Not the handler's failure: the disk or the file is the cause, and no statement of ours would fare
-# better.
+# Not the handler's failures: the disk or the file is the cause, and our own statements would fail,
+# too.
 _FAULTS = (
     apsw.BusyError,
     apsw.CantOpenError,
@@ -376,7 +365,7 @@ def _apply_within_budget(
 
     Raises:
         EventTakenOverError: the run is not ours.
-        EffectsFailedError: the effects have failed; its ``error`` says why.
+        EffectsFailedError: the effects have failed; its ``error`` is the reason.
     """
     require_ours(transaction, key, lease, attempt)
     connection = _connection_of(transaction)
@@ -398,7 +387,7 @@ def _within_budget(connection: apsw.Connection, effects: Effects[T]) -> T:
         raise
     except apsw.InterruptError as error:
         raise EffectsFailedError(_too_slow()) from error
-    except BaseException as error:  # the handler's own, whatever it is
+    except BaseException as error:  # raised by the handler
         raise EffectsFailedError(error) from None  # noqa: ASYNC104 - no task runs in this thread
     finally:
         connection.set_progress_handler(None)

@@ -1,13 +1,12 @@
-"""Terms: of several hosts on one store, one alone does a thing, for as long as it renews a lease.
+"""Terms: only one of several hosts does a task, for as long as it renews a lease.
 
 One host leads the others (:class:`Leadership`): it reconciles and replicates. One runs the upgrade
-from a single tenant. On SQLite nothing of this is needed: the lock of the data directory ends with
-its holder (docs/adr/0024-store-files.md).
+from a single tenant. SQLite does not need terms: the lock of the data directory ends with its
+holder (docs/adr/0024-store-files.md).
 
-The lease is told by the store's clock, and its holder ends by its own clock before the lease can,
-counted from before it asked. So two never act at once, however far the clocks of the hosts differ.
-A host that stood still for longer wakes up in a term that is over: what it then writes names its
-term, and is refused.
+The lease ends by the store's clock. Its holder stops earlier, by its own clock, counted from before
+its request. So two hosts never act at once, however far their clocks differ. If a host was
+suspended for longer, its term is over when it resumes: its writes name the term, and are refused.
 """
 
 from collections.abc import Awaitable, Callable
@@ -25,34 +24,34 @@ _runtime_log = get_logger("runtime")
 TERM_SECONDS: Final = 20.0
 RENEW_SECONDS: Final = 5.0
 
-#: The seconds before the end of the term within which the parts have to end.
+#: The seconds before the end of the term in which the parts have to end.
 MARGIN_SECONDS: Final = 6.0
 
-#: The seconds between two questions whether nobody holds the lease.
+#: The seconds between two requests for a lease that another host holds.
 ASK_SECONDS: Final = 5.0
 
-#: The seconds for giving the lease up at the end.
+#: The time limit for giving the lease up at the end, in seconds.
 LET_GO_SECONDS: Final = 2.0
 
 
-#: In the place of a term, which is 1 at least: the store did not say whose the lease is.
+#: Instead of a term, which is at least 1: the store did not answer.
 _NO_ANSWER: Final = 0
 
 
 class TermEndedError(StoreUnavailableError):
-    """The term in which this was to be written is over: another host may have the lease."""
+    """The term that the write names is over: another host may have the lease."""
 
 
 class TermStore(Protocol):
-    """A store of which one owner at a time has a lease: the inbox, and that of the upgrade."""
+    """A store with a lease that one owner at a time holds: the inbox, and that of the upgrade."""
 
     async def lead(self, *, seconds: float) -> int | None:
-        """Take or renew the lease; return the number of the term, None while it is another's."""
+        """Take or renew the lease; return the term's number, None while another owner has it."""
         ...
 
 
 async def ask(store: TermStore, seconds: float | None = None) -> int | None:
-    """Ask for the lease, for :data:`TERM_SECONDS` by default; None: another's, 0: no answer.
+    """Request the lease, for :data:`TERM_SECONDS` by default; None: refused, 0: no answer.
 
     Raises:
         TermEndedError: the term that this host's writes name is over.
@@ -69,15 +68,15 @@ async def ask(store: TermStore, seconds: float | None = None) -> int | None:
 
 
 async def keep_term(store: TermStore, term: int, asked: float) -> None:
-    """Renew the lease; return when it is another's, or ends before an answer may come.
+    """Renew the lease; return when another owner has it, or :data:`MARGIN_SECONDS` before its end.
 
-    ``asked`` is the time of Trio's clock before this host asked for the term.
+    ``asked`` is the time of Trio's clock before this host requested the term.
     """
     while True:
         ends = asked + TERM_SECONDS - MARGIN_SECONDS
         with trio.move_on_at(ends):
             await trio.sleep(RENEW_SECONDS)
-            # Counted from before the question: the store may have answered long ago.
+            # Counted from before the request: the store may have handled it long ago.
             begun = trio.current_time()
             try:
                 found = await ask(store)
@@ -86,24 +85,24 @@ async def keep_term(store: TermStore, term: int, asked: float) -> None:
             if found == term:
                 asked = begun
             elif found != _NO_ANSWER:
-                # This host stood still, maybe with its clock. A lease that is ours anew was
-                # another's meanwhile: what ran until now has no right to go on.
+                # This host was suspended, maybe with its clock. Another host may have had the lease
+                # meanwhile: the parts must not go on, even if the lease is ours again.
                 return
         if trio.current_time() >= ends:
             return
 
 
-#: Runs the parts of one term, whose number it gets, until it is cancelled.
+#: Runs the parts of one term until it is cancelled; its argument is the term's number.
 Parts = Callable[[int], Awaitable[None]]
 
 
 class Leadership:
-    """Runs ``parts`` while this host leads, as often as it comes to lead.
+    """Runs ``parts`` whenever this host leads.
 
     Args:
         store: the open inbox, whose store all hosts share.
-        parts: runs those of a term; cancelled, it ends within :data:`MARGIN_SECONDS`.
-        hurry: is called before that, so that parts which take their time bound it.
+        parts: runs the parts of a term; when cancelled, it ends within :data:`MARGIN_SECONDS`.
+        hurry: called before that, so that slow parts limit their time.
     """
 
     def __init__(self, store: TermStore, parts: Parts, hurry: Callable[[], None]) -> None:
@@ -114,7 +113,7 @@ class Leadership:
         self.term: int | None = None
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Ask for the lease, lead, and ask again, until cancelled; then give the lease up."""
+        """Request the lease, lead, and request it again, until cancelled; then give it up."""
         task_status.started()
         try:
             while True:

@@ -1,9 +1,9 @@
 """The move of a whole store between SQLite and PostgreSQL: ``storage migrate``.
 
-Three steps, each of which is on the disk before the next: the target is complete, and marked as
-being filled; the source is marked as moved; the target is opened. So at any moment at most one of
-the two stores can be opened, and a move that was killed is repeated: it begins again before the
-second step, and goes on after it.
+There are three steps, each synced before the next. First, the target is completed, and still marked
+as being filled. Second, the source is marked as moved. Third, the target's mark is removed. So at
+any moment at most one of the two stores can be opened. A killed move is repeated: it begins again
+before the second step, and continues after it.
 """
 
 import math
@@ -46,7 +46,7 @@ from .sql.dialect import Dialect, Row, SqlTransaction
 from .sql.reads import other_tables
 from .sql.schema import APPLICATION_ID, FILLING, MOVED, TABLES, VERSION, Table, make_day
 
-#: Time that connections of a program that has ended may still be listed, in seconds.
+#: Time for which the server may still list connections of a program that has ended, in seconds.
 ENDING_SECONDS = 1.0
 
 _DIALECT = Dialect("postgresql", server_clock=True)
@@ -113,7 +113,7 @@ class PostgresSide:
             StoreLockedError: a program works on it.
         """
         names = ", ".join(("arrival_key", *(table.name for table in TABLES)))
-        # Each start reads the version first.
+        # Each start reads the version first, and waits for this lock.
         self._connection.execute(b"LOCK TABLE store IN ACCESS EXCLUSIVE MODE")
         self.require_alone()
         self._connection.execute(f"LOCK TABLE {names} IN SHARE MODE".encode())
@@ -121,7 +121,8 @@ class PostgresSide:
     def require_alone(self) -> None:
         """Raise StoreLockedError if another program works on the store.
 
-        One that has just ended is waited for: the server lists its connections for a moment longer.
+        The server lists connections of a program that has just ended for a moment longer, so this
+        waits.
         """
         deadline = clock.monotonic() + ENDING_SECONDS
         while True:
@@ -134,7 +135,7 @@ class PostgresSide:
                     "every host's receiver, then repeat this"
                 )
             clock.sleep(0.05)
-            # Within a transaction the server would show the same list once more.
+            # Within a transaction the server would show the same list again.
             self._connection.execute("SELECT pg_stat_clear_snapshot()")
 
     def prepare(self, numbers: Iterable[int]) -> None:
@@ -150,14 +151,14 @@ class PostgresSide:
             )
 
     def empty(self) -> None:
-        """Remove all rows: those of starts, and those that an earlier copy has brought."""
-        # The audit trail is append-only, but for tenants that are purged.
+        """Remove all rows: those that a start has written, and those of an earlier copy."""
+        # The audit trail is append-only, except for tenants in `purging`.
         self._connection.execute("INSERT INTO purging SELECT DISTINCT tenant_id FROM audit")
         for name in ("arrival_key", *(table.name for table in TABLES)):
             self._connection.execute(f"DELETE FROM {name}".encode())
 
     def analyze(self) -> None:
-        """Have the server count its tables: the first queries would be planned for empty ones."""
+        """Update the planner's statistics: the first queries would be planned for empty tables."""
         self._connection.execute("ANALYZE")
 
 
@@ -187,7 +188,7 @@ def copying(
     Args:
         connection: that of :func:`dialled`.
         address: the same.
-        snapshot: it only reads, and sees the moment at which it began.
+        snapshot: it only reads, and sees the state at its beginning.
 
     Raises:
         psycopg.Error: the server failed.
@@ -205,9 +206,9 @@ def copying(
 class TransferPlan:
     """The findings before a move.
 
-    ``rows`` are those of the source, by table, ``left_behind`` an application's own tables in the
-    file, which it has to move itself. ``begun`` says that an earlier move has not come to its end.
-    ``refusal`` is the reason for which it cannot begin, None without one.
+    ``rows`` are the source's, by table. ``left_behind`` are an application's own tables in the
+    file, which it has to move itself. ``begun``: an earlier move was not completed. ``refusal`` is
+    the reason why the move cannot begin, None without one.
     """
 
     source: str
@@ -220,7 +221,7 @@ class TransferPlan:
 
 @attrs.frozen(kw_only=True)
 class Transferred:
-    """The rows that were moved and compared, by table, and the tables that were left."""
+    """The rows that were moved and compared, by table, and the tables that were not moved."""
 
     target: str
     rows: Mapping[str, int]
@@ -257,8 +258,8 @@ def move_to_postgres(file: Path, address: PostgresAddress, *, report: Report) ->
 
     Args:
         file: the database of the source.
-        address: the target, whose schema is made if it is missing. It is empty, or an earlier move
-            has not come to its end.
+        address: the target, whose schema is created if it is missing. It is empty, or an earlier
+            move was not completed.
         report: called again and again.
 
     Raises:
@@ -312,11 +313,11 @@ def _version_of_source(source: SqliteSide) -> int:
 def _look_at_database(
     connection: StoreConnection, address: PostgresAddress, *, moved: bool
 ) -> bool:
-    """Return whether an earlier move to the database has not come to its end.
+    """Return whether an earlier move to the database was not completed.
 
     Raises:
         StoreLockedError: a program works on it.
-        TransferError: it holds rows that no move has brought, or the source was ``moved`` already.
+        TransferError: it holds rows that are not from a move, or the source was ``moved`` already.
         StoreVersionError: it is of another version, or another program's.
     """
     with copying(connection, address, snapshot=True) as target:
@@ -359,7 +360,7 @@ def fill_database(
         migrate(address)
     with copying(connection, address) as target:
         target.lock()
-        # Looked at again behind a lock: two moves may have been started at once.
+        # Checked again behind a lock: two moves may have been started at once.
         if target.version != FILLING:
             _require_empty(target, address, target.version)
         target.version = FILLING
@@ -411,8 +412,8 @@ def move_to_sqlite(address: PostgresAddress, file: Path, *, report: Report) -> T
 
     Args:
         address: the source.
-        file: the database of the target: none, an empty store, or an earlier move has not come to
-            its end.
+        file: the database of the target: missing, an empty store, or of an earlier move that was
+            not completed.
         report: called again and again.
 
     Raises:
@@ -460,7 +461,7 @@ def _version_of_database(source: PostgresSide, address: PostgresAddress) -> int:
 
 
 def copy_database(address: PostgresAddress, file: Path, report: Report) -> None:
-    """Copy one moment of the store at ``address`` to the new file ``file``; blocks.
+    """Copy a snapshot of the store at ``address`` to the new file ``file``; blocks.
 
     Raises:
         TransferError: the copy has other rows.
@@ -482,12 +483,12 @@ def restore_database(
 ) -> None:
     """Copy the store in ``file`` into the empty store at ``address``; blocks.
 
-    Killed at any point, it begins again when it is repeated; no program opens the store until then.
+    If it is killed, repeat it: it begins again, and no program opens the store until then.
 
     Args:
         address: the target, whose schema is made if it is missing.
-        file: the database of the source, which nobody writes to.
-        finish: called before the store is opened.
+        file: the database of the source, which no process writes to.
+        finish: called before the store can be opened.
         report: called again and again.
 
     Raises:

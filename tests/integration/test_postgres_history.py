@@ -253,6 +253,43 @@ async def test_a_process_that_ends_while_it_drops_a_day(store: Store) -> None:
         assert store.broken_rules() == []
 
 
+async def test_a_delivery_whose_day_could_not_be_dropped_runs_once_more_and_not_twice(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its key is removed and its row is not, so the redelivery adds a second row of the key."""
+    from sdk_trio.storage import transfer
+    from sdk_trio.storage.engines.postgres_address import PostgresAddress
+    from sdk_trio.storage.sqlite_inbox import SqliteInbox
+
+    async with store.open() as inbox:
+        await run(inbox, "m0", 100)
+        await inbox.purge(now=DAY)
+        monkeypatch.setattr("sdk_trio.storage.sql.days.DROP_MILLISECONDS", 10)
+        with psycopg.connect(store.dsn) as reader:
+            reader.execute("SELECT count(*) FROM sdk_trio.arrival").fetchall()
+            await inbox.purge(now=4 * DAY)
+        assert store.days == [(0, 1), (1, 2), (2, 3)]
+        await run(inbox, "m0", 4 * DAY)
+        again = delivery("m0", 4 * DAY + 1)
+        assert (await inbox.claim(again)).admission is Admission.DONE
+        assert [record.sequence >> DAY_BITS for record in await inbox.find()] == [2, 0]
+        assert [each.received_at for each in await inbox.find_by_id("m0")] == [4 * DAY]
+        assert store.broken_rules() == []
+        file = tmp_path / "copy.db"
+        transfer.copy_database(PostgresAddress(dsn=store.dsn), file, lambda *_: None)
+        monkeypatch.setattr("sdk_trio.storage.sql.days.DROP_MILLISECONDS", 30_000)
+        await inbox.purge(now=4 * DAY + 2)
+        assert await days_of(inbox, "m0") == [2]
+        assert len(await inbox.find()) == 1
+    terms = {"lease_seconds": 75.0, "dedup_seconds": DAY, "payload_seconds": 2 * DAY}
+    copied = await SqliteInbox.open(file, owner="one", **terms)
+    assert (await copied.claim(again)).admission is Admission.DONE
+    await copied.purge(now=4 * DAY + 2)
+    assert (await copied.claim(again)).admission is Admission.DONE
+    assert len(await copied.find()) == 1
+    await copied.close()
+
+
 async def _purge_in_vain(inbox: Any) -> None:
     with pytest.raises(StoreUnavailableError):
         await inbox.purge(now=4 * DAY)

@@ -11,7 +11,7 @@ from sdk_trio.storage.admission import (
     ExistingState,
     Known,
     LeaseTerms,
-    standing_of,
+    existing_state,
 )
 
 
@@ -32,13 +32,13 @@ def known(state: str, **fields: object) -> Known:
         (known("retrying", queued=True), ExistingState.QUEUED),
         (known("running", held_until=1000.1), ExistingState.RUNNING),
         (known("running"), ExistingState.WAITING),
-        (known("dead", process_ends=1), ExistingState.CONDEMNED),
+        (known("dead", process_ends=1), ExistingState.PROCESS_ENDED),
         (known("retrying"), ExistingState.WAITING),
         (known("received"), ExistingState.WAITING),
     ],
 )
 def test_the_state_of_a_record(record: Known, standing: ExistingState) -> None:
-    assert standing_of(record, now=1000.0, dedup_seconds=100.0) is standing
+    assert existing_state(record, now=1000.0, dedup_seconds=100.0) is standing
 
 
 @pytest.mark.parametrize("rulings", [ACCEPTING, CLAIMING, PARKING])

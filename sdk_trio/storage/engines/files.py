@@ -1,11 +1,11 @@
-"""The store's files: whether they are still those that are written to, asked before any answer.
+"""The store's files: checks before each answer that the commits are in the files on the disk.
 
-SQLite keeps the descriptors that it opened. If somebody removes, replaces or cuts the files, they
-go on taking commits that no later process will find, and with a write-ahead log SQLite does not
-notice. So after every commit, and before its callers are told, :class:`StoreFile` checks that the
-commit stands in the files that the *names* lead to now. A check once a second would have left a
-second of deliveries that were acknowledged and lost. It costs seven system calls a batch, beside
-one ``fdatasync`` (docs/adr/0024-store-files.md).
+SQLite keeps the descriptors that it opened. If the files are removed, replaced or truncated, SQLite
+goes on writing commits that no later process will find, and with a write-ahead log it does not
+notice. So after every commit, and before its callers get their results, :class:`StoreFile` checks
+that the commit is in the files that the *names* refer to now. With one check a second, deliveries
+acknowledged in that second could be lost. A check costs seven system calls a batch, beside one
+``fdatasync`` (docs/adr/0024-store-files.md).
 
 On Windows an open file can be neither removed nor replaced, so nothing is checked.
 
@@ -39,14 +39,14 @@ _log = get_logger("storage")
 _LOG_HEAD = 32
 _FRAME_HEAD = 24
 
-#: Magic numbers of a log, with the byte order in which its checksums are computed. They are stored
-#: in big-endian order by both.
+#: Magic numbers of a log, with the byte order in which its checksums are computed. The checksums
+#: are always stored in big-endian order.
 _ORDERS = {0x377F0682: "<", 0x377F0683: ">"}
 
-#: SQLite makes the index as large as one of its parts at once, in bytes; a new one is empty.
+#: The smallest size of an index in use, in bytes; a new one is empty.
 _LEAST_INDEX = 32_768
 
-#: Time for a database that seems cut short to grow, in seconds: another process's checkpoint writes
+#: Time for a database that seems truncated to grow, in seconds: another process's checkpoint writes
 #: the new size before the last page.
 _GROWING_SECONDS = 1.0
 
@@ -71,8 +71,8 @@ class _Written(msgspec.Struct, frozen=True):
 def report_cut_index(file: str) -> None:
     """Log that the store's index (-shm) was truncated, if an earlier process left it so.
 
-    SQLite maps the index into memory, so whoever truncates it ends every process that uses it with
-    SIGBUS, which no code of a process can survive or explain. What is left is found here.
+    SQLite maps the index into memory. Truncating the file ends every process that uses it with
+    SIGBUS, which the process can neither survive nor log. The next start reports it here.
     """
     index = f"{os.path.realpath(file)}-shm"
     try:
@@ -91,7 +91,7 @@ def report_cut_index(file: str) -> None:
 
 
 def has_log(file: str) -> bool:
-    """Return whether there is something in the write-ahead log of a database."""
+    """Return whether the write-ahead log of a database has any content."""
     try:
         return os.path.getsize(f"{os.path.realpath(file)}-wal") > 0
     except OSError:
@@ -99,7 +99,7 @@ def has_log(file: str) -> bool:
 
 
 def may_pass(file: str, since: float) -> bool:
-    """Return whether damage first found at ``since`` may be a disk that refuses to read.
+    """Return whether damage first found at ``since`` may be a read error of the disk.
 
     Args:
         file: the database, opened by SQLite in this process or not.
@@ -122,8 +122,8 @@ def _is_refused(file: str) -> bool:
 
 
 def _open_by_sqlite(file: str, access: int = apsw.SQLITE_OPEN_READONLY) -> apsw.VFSFile:
-    # Through SQLite's own file object: closing a descriptor of ours would drop SQLite's POSIX locks
-    # of this file.
+    # Read through SQLite's own file object: closing our own descriptor would drop SQLite's POSIX
+    # locks of this file.
     return apsw.VFSFile("", file, [apsw.SQLITE_OPEN_MAIN_DB | access, 0])
 
 
@@ -133,10 +133,10 @@ class StoreFile:
     It belongs to the thread of ``connection``, which has used the write-ahead log already.
 
     Every method raises :class:`~sdk_trio.errors.StoreUnavailableError` or an error of SQLite if the
-    disk refuses to read. That proves nothing, so the caller asks again.
+    disk cannot be read. That proves nothing, so the caller checks again.
 
     Raises:
-        StoreLostError: the files were taken away while they were opened.
+        StoreLostError: the files were removed while they were opened.
     """
 
     def __init__(self, file: str, connection: apsw.Connection) -> None:
@@ -153,7 +153,7 @@ class StoreFile:
         self._size = 0
         self._reader = _open_by_sqlite(self.file)
         self._head = self._read_head()
-        # A plain descriptor is fine here, as SQLite locks no byte of the log. It is opened last, so
+        # A plain descriptor is safe here: SQLite locks no byte of the log. It is opened last, so
         # that no failure leaves it open.
         try:
             self._log_descriptor = open_file(self._log, os.O_RDONLY)
@@ -163,7 +163,7 @@ class StoreFile:
             raise self._unavailable(self._log, error) from error
 
     def close(self) -> None:
-        """Close the files of the check; the connection stays open."""
+        """Close the descriptor of the check; the connection stays open."""
         with suppress(apsw.Error):
             self._reader.xClose()
         descriptor, self._log_descriptor = self._log_descriptor, -1
@@ -171,11 +171,11 @@ class StoreFile:
             os.close(descriptor)
 
     def require_same(self) -> None:
-        """Raise :class:`StoreLostError` unless the name leads to the database that was opened."""
+        """Raise :class:`StoreLostError` unless the name refers to the database that was opened."""
         self._require(self.file, self._database_id)
 
     def require_written(self, frames: int) -> None:
-        """Require that a commit is in the files that a restart would open.
+        """Check that a commit is in the files that a restart would open.
 
         Args:
             frames: number of frames in the log after the commit, as SQLite counts them.
@@ -193,20 +193,20 @@ class StoreFile:
         whole = len(head) == _LOG_HEAD + _FRAME_HEAD and len(last) == _FRAME_HEAD
         if not (whole and head[40:48] == salts == last[8:16] and any(salts) and any(last[4:8])):
             raise self._lost(self._log, "was cut short or overwritten")
-        # The last commit before this one must be there still: a log that was cut in between has a
-        # hole, and a restart reads no further than to the hole.
+        # The previous commit must still be there: a log that was truncated in between has a hole,
+        # and a restart reads only up to the hole.
         if not self._still_has(self._written, head):
             raise self._lost(self._log, "was cut short or overwritten")
         self._written = _Written(head, frames, last)
 
     def is_unchanged(self) -> bool:
-        """Return whether everything that was written is surely in place.
+        """Return whether all commits are certainly in place.
 
-        False if the log was begun anew: either another process has checkpointed it, which is
-        normal, or somebody has cut it. Only a write tells, with :meth:`require_written`.
+        False if the log was restarted: either another process has checkpointed it, which is normal,
+        or it was truncated. Only a write shows which, with :meth:`require_written`.
 
         Raises:
-            StoreLostError: it is not in place.
+            StoreLostError: they are not.
         """
         if sys.platform == "win32":
             return True
@@ -219,7 +219,7 @@ class StoreFile:
 
     def _still_has(self, written: _Written | None, head: bytes) -> bool:
         if written is None or written.head != head:
-            return True  # another log by now: the one before was copied into the database whole
+            return True  # a new log: the previous one was copied into the database completely
         return self._read_log(self._offset(written.frame), _FRAME_HEAD) == written.frame_head
 
     def _offset(self, frame: int) -> int:
@@ -233,7 +233,7 @@ class StoreFile:
         self._require(self._index, self._index_id)
         if self._read_head() != self._head:
             raise self._lost(self.file, "was cut short or overwritten")
-        # Growing is what a database does; only a smaller one needs an explanation.
+        # A database may grow; only a smaller one needs a reason.
         if size < self._size:
             self._require_whole(size)
         self._size = size
@@ -254,7 +254,7 @@ class StoreFile:
         return (found.st_dev, found.st_ino), found.st_size
 
     def _require_whole(self, size: int) -> None:
-        """Require that a smaller database is whole: after VACUUM its head declares the new size."""
+        """Check that a smaller database is complete: after VACUUM its head has the new size."""
         # A checkpoint of another process writes the new size into the head before the last page.
         deadline = clock.monotonic() + _GROWING_SECONDS
         while size < self._declared_size():
@@ -272,16 +272,16 @@ class StoreFile:
         return head[:18] + head[68:72]
 
     def _read_database(self) -> bytes:
-        # An error of SQLite here is a disk that refuses to read, which proves nothing, so it
-        # propagates. A file that was cut can be read, and is shorter.
+        # An error of SQLite here is a read error of the disk, which proves nothing, so it
+        # propagates. A truncated file can be read, and is shorter.
         return self._reader.xRead(100, 0)
 
     def _read_log(self, offset: int, size: int) -> bytes:
         if sys.platform == "win32":
             return b""
         try:
-            # At an offset, so that no position is shared, and from the page cache: the commit has
-            # just written it.
+            # pread shares no position, and the page cache has the bytes: the commit has just
+            # written them.
             return os.pread(self._log_descriptor, size, offset)
         except OSError as error:
             raise self._unavailable(self._log, error) from error
@@ -304,17 +304,17 @@ class StoreFile:
 
 
 def rewrite_log(log: str, frames: int) -> set[int]:
-    """Check the log, write it again, sync it, and return the numbers of the pages that it has.
+    """Check the log, write it again, sync it, and return the numbers of its pages.
 
     The caller holds the write lock: no process appends to the log or restarts it meanwhile. SQLite
     locks no byte of the log, so closing our descriptor releases no lock.
 
     Args:
         log: the write-ahead log.
-        frames: number of frames that the log has at least.
+        frames: the least number of frames in the log.
 
     Raises:
-        StoreLostError: the page cache has lost them as well.
+        StoreLostError: the page cache does not have them any more either.
         OSError: the disk still fails.
     """
     pages = set()
@@ -371,8 +371,8 @@ def rewrite_pages(file: str, pages: Iterable[int], page_size: int) -> None:
     """Write pages of the database again and sync it; the caller holds the write lock.
 
     It holds the checkpoint lock meanwhile, so no process copies newer content into these pages.
-    SQLite has no call for that lock. But a checkpoint takes it before it waits for the write lock,
-    and calls the busy handler while it waits (sqlite.org/c3ref/wal_checkpoint_v2.html).
+    SQLite has no function for that lock. But a checkpoint takes it before it waits for the write
+    lock, and calls the busy handler while it waits (sqlite.org/c3ref/wal_checkpoint_v2.html).
 
     Raises:
         apsw.BusyError: another process runs a checkpoint.
@@ -388,12 +388,12 @@ def rewrite_pages(file: str, pages: Iterable[int], page_size: int) -> None:
             failure = None
         except apsw.Error as error:
             failure = error
-        # The checkpoint was only for its lock: it must not copy anything.
+        # The checkpoint was started only for its lock: it must not copy anything.
         connection.interrupt()
         return False
 
     try:
-        # Before its first read, a connection does not know of the log and checkpoints nothing.
+        # Before its first read, a connection has not seen the log and checkpoints nothing.
         connection.execute("SELECT count(*) FROM sqlite_schema").fetchall()
         connection.set_busy_handler(with_lock)
         with suppress(apsw.InterruptError, apsw.BusyError):
@@ -409,7 +409,7 @@ def _rewrite(file: str, pages: Iterable[int], page_size: int) -> None:
     try:
         for page in sorted(pages):
             offset = (page - 1) * page_size
-            # Nothing is read where no checkpoint has written yet.
+            # A page beyond the end was not written by any checkpoint yet.
             if content := database.xRead(page_size, offset):
                 database.xWrite(content, offset)
         database.xSync(apsw.SQLITE_SYNC_FULL)

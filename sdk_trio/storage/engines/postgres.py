@@ -1,9 +1,9 @@
-"""The engine of PostgreSQL: transactions on one connection that writes, and on those that read.
+"""PostgreSQL as an engine: one connection that writes, and readers beside it.
 
-A server that is away: a transaction that has not reached its COMMIT runs again on a new
-connection, once. If the connection breaks during the COMMIT, no one knows whether it was made, and
-it is not run again. Until the server answers, calls are refused at once, and it is dialled after
-pauses that double up to 5 s.
+If the server is unavailable, a transaction that has not reached its COMMIT runs again on a new
+connection, once. If the connection breaks during the COMMIT, the outcome is unknown, and the
+transaction is not run again. Until the server answers, calls are refused at once, and connection
+attempts follow after pauses that double up to 5 s.
 """
 
 import math
@@ -27,11 +27,11 @@ from .postgres_failover import note_timeline
 
 T = TypeVar("T")
 
-#: The most times that a transaction runs again after a conflict with another one.
+#: The most retries of a transaction after conflicts with others.
 CONFLICT_LIMIT = 5
 
 #: Time that a transaction waits for its locks after its batch has waited for one, in seconds. A
-#: batch has up to 200 units, and one that needs no locked row may be the last of them.
+#: batch has up to 200 units, and the units that need no locked row should not wait for each lock.
 HURRIED_SECONDS = 0.01
 
 #: Time for the server to cancel a query, in seconds.
@@ -40,8 +40,8 @@ CANCEL_SECONDS = 2.0
 # SQLSTATEs of a transaction that only has to run again: serialization failure and deadlock.
 _CONFLICTS = frozenset({"40001", "40P01"})
 
-# Two hosts have claimed two deliveries of one lane at the same moment, or taken one name for two
-# tenants. The second looks again, and finds the first.
+# Two hosts have claimed two deliveries of one lane at the same moment, or given two tenants one
+# name. The second runs again, and finds the first.
 _TAKEN = ("work_lane_leased", "tenant_identifier_key", "tenant_organization_id_key", "tenant_pkey")
 
 _HURRIED = f"SET LOCAL lock_timeout TO {HURRIED_SECONDS * 1000:.0f}"
@@ -52,13 +52,14 @@ ON CONFLICT (id) DO UPDATE SET changes = node.changes + excluded.changes,
     done = node.done + excluded.done, seen_at = now()
 """
 
-# Planned for each transaction, that statement costs the server as much as an insert.
+# Prepared, because planning this statement for each transaction costs the server as much as an
+# insert.
 _PREPARE = b"PREPARE sdk_trio_count (bigint, bigint) AS "
 _IS_PREPARED = "SELECT 1 FROM pg_prepared_statements WHERE name = 'sdk_trio_count'"
 _COUNT_PREPARED = b"EXECUTE sdk_trio_count (%d, %d)"
 
-# An engine that closes adds its counts to the common row. The sum of the changes must not become
-# smaller: no one would notice an engine that opens, changes something and closes.
+# An engine that closes adds its counts to the common row. If the sum of changes became smaller,
+# other processes would not notice an engine that opens, changes something and closes.
 _LEAVE = """
 WITH gone AS (DELETE FROM node WHERE id = %s RETURNING changes, done)
 UPDATE node SET changes = node.changes + gone.changes, done = node.done + gone.done
@@ -69,11 +70,11 @@ _log = get_logger("storage")
 
 
 def is_conflict(error: psycopg.Error) -> bool:
-    """Say whether a transaction only has to run again, as another one got in its way."""
+    """Return whether a transaction only has to run again, because it met a conflict."""
     if isinstance(error, psycopg.errors.UniqueViolation):
         return error.diag.constraint_name in _TAKEN
     if isinstance(error, psycopg.errors.CheckViolation):
-        # Without a constraint, it is the first row of a day whose partition was made after the
+        # Without a constraint, this is the first row of a day whose partition was made after the
         # statement had begun.
         return error.diag.constraint_name is None
     return error.sqlstate in _CONFLICTS
@@ -103,24 +104,20 @@ class PostgresTransaction:
         self.dialect: Dialect = dialect
         #: The calls of :meth:`note_change`.
         self.changes: int = 0
-        #: The deliveries that were ended, less those done ones that were removed.
+        #: The deliveries that were ended, minus the done ones that were removed.
         self.done: int = 0
 
     def all(self, statement: str, /, **values: Any) -> list[Row]:
-        """Run a statement and return all of its rows."""
         return self._connection.execute(self.dialect.translate(statement).text, values).fetchall()
 
     def one(self, statement: str, /, **values: Any) -> Row | None:
-        """Run a statement and return its first row, or None."""
         return self._connection.execute(self.dialect.translate(statement).text, values).fetchone()
 
     def run(self, statement: str, /, **values: Any) -> int:
-        """Run a statement and return the number of rows that it has changed."""
         cursor = self._connection.execute(self.dialect.translate(statement).text, values)
         return max(cursor.rowcount, 0)
 
     def each(self, statement: str, values: Iterable[Mapping[str, Any]], /) -> list[Row | None]:
-        """Run a statement once for each of ``values``; return the first rows, in one round trip."""
         text = self.dialect.translate(statement).text
         connection = self._connection
         rows: list[Row | None] = []
@@ -130,7 +127,7 @@ class PostgresTransaction:
                 try:
                     cursors = [connection.execute(text, each) for each in values]
                     rows = [cursor.fetchone() for cursor in cursors]
-                except psycopg.Error as error:  # psycopg would log that the others were not run
+                except psycopg.Error as error:  # psycopg would log a warning about the others
                     failure = error
         except psycopg.Error as error:
             failure = failure or error
@@ -143,11 +140,10 @@ class PostgresTransaction:
     def insert(
         self, insert: Insert, rows: Sequence[Sequence[Any]], /, *, complete: bool = False
     ) -> list[Row]:
-        """Insert ``rows``, in their order; return what the statement's ``RETURNING`` names."""
         return _insert(self._connection, self.dialect, insert, rows) if rows else []
 
     def note_change(self, *, done: int = 0) -> None:
-        """Note that other processes have to look for work; ``done``: deliveries that were ended."""
+        """Note a change that other processes must see; ``done``: deliveries that were ended."""
         self.changes += 1
         self.done += done
 
@@ -157,9 +153,9 @@ class _NotAloneError(Exception):
 
 
 class _LoneStatement:
-    """The transaction of a lone unit that may be one statement, which commits itself.
+    """The transaction of a lone unit, which may be one statement that commits itself.
 
-    Everything else that it asks for raises :class:`_NotAloneError`, before anything was changed.
+    Any other method raises :class:`_NotAloneError`, before anything was changed.
     """
 
     __slots__ = ("_connection", "_counted", "_has_changed", "_node", "dialect")
@@ -205,11 +201,11 @@ class _LoneStatement:
 
 
 class Redial:
-    """The pause between attempts to reach a server that is away: it doubles, up to 5 s.
+    """The pause between attempts to reach an unavailable server: it doubles, up to 5 s.
 
     Args:
-        outage: that of the store, which has several of these; the one that was refused first
-            logs its end. A server may take connections that read, and none that write.
+        outage: that of the store, which has several of these; the one that was refused first logs
+            its end. A server may accept connections that read, and none that write.
     """
 
     def __init__(self, outage: Outage) -> None:
@@ -220,7 +216,7 @@ class Redial:
         self._reason: str | None = None
 
     def require(self) -> None:
-        """Raise what the last attempt has raised while its pause lasts, and the store is away."""
+        """Raise the error of the last attempt while its pause lasts and the outage goes on."""
         if self._reason is None or self._outage.since is None:
             return
         if clock.monotonic() < self._next_at:
@@ -234,7 +230,7 @@ class Redial:
         self._failures = min(self._failures + 1, 10)
         begins = self._outage.fail(1)
         self._began = self._began or begins
-        # One that has not dialled since the previous outage still has the reason of that.
+        # Without an attempt since the previous outage, the reason is that outage's.
         if begins or self._reason is None:
             _log.store_unavailable(error)
         self._reason = str(error)
@@ -248,7 +244,7 @@ class Redial:
 
 
 class _Dialled:
-    """A connection that is dialled when it is needed, and again when the server has ended it."""
+    """A connection that is opened when it is needed, and again when the server has ended it."""
 
     def __init__(self, outage: Outage, dial: Callable[[], StoreConnection]) -> None:
         self._redial = Redial(outage)
@@ -256,10 +252,10 @@ class _Dialled:
         self.current: StoreConnection | None = None
 
     def get(self) -> StoreConnection:
-        """Return it; dial if there is none.
+        """Return the connection; open it if there is none.
 
         Raises:
-            StoreUnavailableError: the server is away.
+            StoreUnavailableError: the server is unavailable.
         """
         if (connection := self.current) is not None:
             connection.notice_end()
@@ -289,9 +285,9 @@ class PostgresEngine:
         node: the name of this open store in the table ``node``.
     """
 
-    #: Most handlers end within it, so that the start and the end of a run go together.
+    #: Most handlers end within this time, so that the start and the end of a run are one commit.
     linger: float = 0.01
-    #: A server comes back, so nothing is lost until a restart.
+    #: A server comes back, so the store is never lost.
     lost: str | None = None
 
     def __init__(self, address: PostgresAddress, dialect: Dialect, node: str) -> None:
@@ -302,7 +298,7 @@ class PostgresEngine:
         self._connection = _Dialled(address.outage, self._dial)
         self._hurried = False
         self._abandoned = False
-        # The connection that has the statement of the counts.
+        # The connection on which the statement of the counts is prepared.
         self._prepared: StoreConnection | None = None
         self._count = sql.SQL(_COUNT).format(node).as_bytes(None)
 
@@ -315,15 +311,15 @@ class PostgresEngine:
     ) -> bool:
         """Run ``work`` in one transaction and commit it; see the protocol. Return True.
 
-        After a lock was not free, later calls wait briefly for theirs, until :meth:`acquire`: they
-        are the units of a batch that has waited already.
+        After a wait for a lock in vain, later calls wait only briefly for theirs, until
+        :meth:`acquire`: they are the units of a batch that has waited already.
         """
         conflicts = 0
         redialled = False
         while True:
             connection = self._connection.get()
             try:
-                # Behind a pooler, and for a shorter wait, settings come first.
+                # Behind a pooler, and for a shorter wait, settings must precede the statement.
                 lone = lone and not connection.pooled and not self._hurried
                 if not lone or not self._attempt_alone(connection, work):
                     self._attempt(connection, work)
@@ -331,8 +327,8 @@ class PostgresEngine:
                 if is_conflict(error) and conflicts < CONFLICT_LIMIT:
                     conflicts += 1
                 elif connection.useless and not redialled:
-                    # The server was restarted since the last transaction: nothing of this one has
-                    # reached its COMMIT.
+                    # The server was restarted since the last transaction: this one has not reached
+                    # its COMMIT.
                     redialled = True
                 elif isinstance(error, psycopg.errors.LockNotAvailable):
                     self._hurried = True
@@ -345,7 +341,7 @@ class PostgresEngine:
     def _attempt_alone(
         self, connection: StoreConnection, work: Callable[[SqlTransaction], None]
     ) -> bool:
-        """Run ``work`` if it is one statement, which commits itself; False: it is not."""
+        """Run ``work`` if it is one statement that commits itself; False: it is not."""
         try:
             with self._address.committing(connection):
                 work(_LoneStatement(connection, self.dialect, self._node))
@@ -372,7 +368,7 @@ class PostgresEngine:
             connection.execute(text, prepare=False)
 
     def count(self, transaction: PostgresTransaction, *, prepared: bool = False) -> list[bytes]:
-        """Return the statement that writes what ``transaction`` has noted, if it has any.
+        """Return the statement that writes the counts of ``transaction``, if it has any.
 
         Args:
             prepared: it runs on a direct connection of this engine.
@@ -390,13 +386,13 @@ class PostgresEngine:
             try:
                 note_timeline(self._address, connection)
             except psycopg.Error:
-                # A server without that function has failovers of its own kind.
+                # A managed server without that function handles failovers itself.
                 if connection.useless:
                     raise
         except psycopg.Error as error:
             connection.close()
             raise self._address.describe(error) from error
-        except CommitUnknownError as error:  # of the notice, not of a transaction of callers
+        except CommitUnknownError as error:  # of our own notice, not of a caller's transaction
             connection.close()
             raise StoreUnavailableError(str(error)) from error
         return connection
@@ -414,17 +410,17 @@ class PostgresEngine:
         return False
 
     def upkeep(self) -> None:
-        """Do nothing: the server does its own."""
+        """Do nothing: the server maintains itself."""
 
     def abandon(self) -> bool:
-        """Cut the connection and dial no other one; return True."""
+        """Cut the connection and open no other one; return True."""
         self._abandoned = True
         if (connection := self._connection.current) is not None:
             connection.cut()
         return True
 
     def close(self) -> None:
-        """Leave the counts to the other hosts and close the connection."""
+        """Add the counts to the common row and close the connection."""
         connection = self._connection.current
         if connection is None:
             return
@@ -453,10 +449,10 @@ class PostgresReader:
 
     @contextmanager
     def transaction(self) -> Iterator[PostgresTransaction]:
-        """Return a transaction that only reads; dial first if the server has ended the connection.
+        """Return a transaction that only reads; reconnect first if the server ended the connection.
 
         Raises:
-            ReadAgainError: the connection is of no use any more; the next call dials another one.
+            ReadAgainError: the connection broke; the next call opens another one.
             StoreUnavailableError: the server failed.
         """
         before = self._connection.current
@@ -488,12 +484,12 @@ class PostgresReader:
     def is_usable(self) -> bool:
         """Whether it may run further queries.
 
-        The request to cancel an interrupted query may still be on its way, and would meet the next
-        one.
+        The request to cancel an interrupted query may still be on its way, and could cancel the
+        next one.
         """
         connection = self._connection.current
         return connection is None or connection.cut_at == math.inf
 
     def close(self) -> None:
-        """Close the connection; nothing is called afterwards."""
+        """Close the connection; call nothing afterwards."""
         self._connection.close()

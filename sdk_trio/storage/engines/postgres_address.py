@@ -1,8 +1,8 @@
 """Connections to PostgreSQL: their settings, their limits, and the errors that people see.
 
 A transaction relies on no state of its session, except where the connection is known to be direct.
-Behind a pooler that gives each transaction another server connection, every transaction sets what
-it needs, and no statement is prepared.
+Behind a pooler that gives each transaction another server connection, every transaction sets its
+own parameters, and no statement is prepared.
 """
 
 import os
@@ -23,43 +23,43 @@ from ...errors import OptionsValidationError, Problem, StoreUnavailableError, St
 from ..commit import CommitUnknownError
 from .postgres_connection import SILENCE_SECONDS, STATEMENT_SECONDS, StoreConnection, adapt, watch
 
-#: The oldest server that has everything the statements use. It was supported when this was written.
+#: The oldest supported server; the statements need its features.
 OLDEST_SERVER = 130_000
 
-#: Time for a statement of the connection that commits for the whole process, in seconds. All of its
+#: Time for a statement of the connection that commits for the whole process, in seconds. All
 #: deliveries wait for that statement.
 WRITE_SECONDS = 15
 
-#: Time that this connection waits for a lock, in seconds. It is longer than a migration of another
-#: host waits for one, and twice this is less than a sender waits.
+#: Time that this connection waits for a lock, in seconds. It is longer than another host's
+#: migration waits for a lock, and twice this time is less than a sender waits.
 LOCK_WAIT_SECONDS = 2.0
 
-#: Time for which the server keeps an idle transaction of ours, in seconds. A host that is frozen
-#: keeps others from the keys of its transaction for so long.
+#: Time for which the server keeps an idle transaction of ours, in seconds. A frozen host blocks the
+#: keys of its transaction for so long.
 IDLE_SECONDS = 5
 
 #: Time for each of the first statements on a new connection, in seconds.
 GREETING_SECONDS = 8.0
 
-#: Settings of the server, the database or the role that would change what a statement does or what
-#: a row holds. They are set for each session, or behind a pooler for each transaction: PgBouncer
-#: refuses them as options of the connection.
+#: Our values of settings that change the meaning of a statement or of a value. They are set for
+#: each session, or behind a pooler for each transaction: PgBouncer refuses them as options of the
+#: connection.
 #:
 #: default_transaction_read_only is left alone: failover managers and operators stop writes with it.
 ENFORCED: Mapping[str, str] = {
-    # Only a warning reports a commit without its standby.
+    # A commit that no standby has confirmed is reported by a warning only.
     "client_min_messages": "warning",
-    # Statements decide by what is committed when they begin, and no caller expects a conflict.
+    # Each statement must see what is committed when it begins, and no caller expects a conflict.
     "default_transaction_isolation": "read committed",
     # A time would lose its fraction.
     "extra_float_digits": "1",
-    # "off" makes a missing subject or tenant the text "NULL".
+    # With "off", a missing subject or tenant becomes the text "NULL".
     "array_nulls": "on",
     "standard_conforming_strings": "on",
 }
 
-# With synchronous_commit off, PostgreSQL loses the last commits of a crash, with local those of a
-# failover, each of which was answered 200. A stricter setting (remote_apply) of the server stays.
+# With "off", a crash loses the last commits, and with "local" a failover does, although they were
+# answered 200. A stricter setting of the server (remote_apply) stays.
 _DURABLE = (
     "set_config('synchronous_commit', CASE current_setting('synchronous_commit') "
     "WHEN 'off' THEN 'on' WHEN 'local' THEN 'on' ELSE current_setting('synchronous_commit') "
@@ -75,8 +75,8 @@ _PLANS = "SET enable_seqscan TO off; SET enable_mergejoin TO off; SET jit TO off
 _GENERIC_PLANS = "SET plan_cache_mode TO force_generic_plan"
 _CUSTOM_PLANS = "SET plan_cache_mode TO force_custom_plan"
 
-# The time for a dial, and the time without an answer after which a connection counts as dead. A
-# sender gives up after 10 s, so a server that vanished has to be noticed before.
+# The connect timeout, and the time without an answer after which a connection counts as dead. A
+# sender gives up after 10 s, so an unreachable server has to be noticed before.
 _DIAL: dict[str, Any] = {
     "connect_timeout": 4,
     "keepalives_idle": 5,
@@ -87,11 +87,11 @@ _DIAL: dict[str, Any] = {
     "target_session_attrs": "read-write",
 }
 
-# SQLSTATEs of a COMMIT that has surely changed nothing: a standby has refused it, or the server had
-# ended the transaction of a frozen host before.
+# SQLSTATEs of a COMMIT that has certainly changed nothing: a standby has refused it, or the server
+# had ended the transaction of a frozen host before.
 _REFUSED = frozenset({"25006", "25P03"})
 
-# The default comes too late for a transaction that has begun.
+# A changed default does not apply to a transaction that has begun.
 _COMMITTED = b"SET TRANSACTION ISOLATION LEVEL READ COMMITTED;"
 
 _log = get_logger("storage")
@@ -120,10 +120,10 @@ class PostgresAddress:
         return f"{known.get('dbname') or 'the default database'} on {host}{port}"
 
     def connect(self, *, writer: bool = False) -> StoreConnection:
-        """Dial, and set what every transaction relies on; blocks.
+        """Connect, and set the parameters that every transaction needs; blocks.
 
         Args:
-            writer: it repeats the same few statements, so that each is planned once.
+            writer: the connection repeats the same few statements, so each is planned once.
 
         Raises:
             StoreUnavailableError: no server answers, or it refuses.
@@ -131,7 +131,7 @@ class PostgresAddress:
             OptionsValidationError: the connection string cannot be read.
         """
         path = sql.Identifier(self.schema).as_string(None)  # it may be a keyword
-        # A temporary table that a handler has left hides none of ours behind them.
+        # pg_temp is last, so that no temporary table of a handler hides one of ours.
         settings = {"search_path": f"{path}, pg_temp", **ENFORCED}
         if writer:
             settings |= _limits(WRITE_SECONDS, IDLE_SECONDS, LOCK_WAIT_SECONDS)
@@ -143,7 +143,7 @@ class PostgresAddress:
         return connection
 
     def connect_for_handlers(self, kind: type[ConnectionT]) -> ConnectionT:
-        """Dial for an application's code, with its own search path and types; blocks.
+        """Connect for an application's code, with its own search path and types; blocks.
 
         Raises:
             StoreUnavailableError, StoreVersionError, OptionsValidationError: as :meth:`connect`.
@@ -159,7 +159,8 @@ class PostgresAddress:
         defaults = {name: value for name, value in options.items() if name not in given}
         connection: ConnectionT | None = None
         try:
-            # Whatever the environment or the user's settings say: others cannot hold every text.
+            # Overrides the environment and the user's settings: other encodings cannot hold every
+            # text.
             conninfo = make_conninfo(self.dsn, **defaults, client_encoding="UTF8")
             connection = kind.connect(conninfo, autocommit=True)
             connection.make_cuttable()
@@ -173,7 +174,7 @@ class PostgresAddress:
                 connection.close()
             if isinstance(error, psycopg.Error):
                 raise self.describe(error) from error
-            # The system gives no further descriptor or thread.
+            # The system has no further descriptor or thread.
             raise self.describe(psycopg.OperationalError(str(error))) from error
         except BaseException:
             if connection is not None:
@@ -198,7 +199,7 @@ class PostgresAddress:
             )
         connection.add_notice_handler(partial(_note_warning, connection))
         row = connection.execute("SELECT pg_backend_pid()").fetchone()
-        # A pooler makes up the number that it reports to its client.
+        # A pooler invents the process id that it reports to its client.
         connection.pooled = row is not None and row[0] != connection.info.backend_pid
         if connection.pooled:
             connection.prepare_threshold = None
@@ -219,7 +220,7 @@ class PostgresAddress:
 
         Args:
             reading: nothing is changed.
-            snapshot: the same, and every statement sees the moment at which the block began.
+            snapshot: the same, and every statement sees the state at the beginning of the block.
 
         Raises:
             CommitUnknownError: the transaction may have been committed.
@@ -246,7 +247,7 @@ class PostgresAddress:
 
     @contextmanager
     def committing(self, connection: StoreConnection) -> Iterator[None]:
-        """Tell an unknown commit from a failed one; the block runs the statement that commits.
+        """Distinguish an unknown commit from a failed one; the block runs the committing statement.
 
         Raises:
             CommitUnknownError: the statement may have been committed.
@@ -264,8 +265,9 @@ class PostgresAddress:
                 ) from error
             raise
         if connection.warned:
-            # The server says so when its wait for the standby is cancelled (by an operator, by a
-            # time limit, by its own shutdown). A failover would lose what was answered 200 then.
+            # The server warns when its wait for the standby is cancelled (by an operator, a time
+            # limit, or its own shutdown). A failover would then lose deliveries that were answered
+            # 200.
             raise CommitUnknownError(
                 f"no standby has confirmed a commit of {self.place}: its wait was cut short; look "
                 "at the replication (pg_stat_replication)"
@@ -289,7 +291,7 @@ class PostgresAddress:
                     "database or the server"
                 )
             case psycopg.OperationalError() if "FATAL:" in reason:
-                # It answers, and refuses: a wrong password, no such database, pg_hba.conf.
+                # The server refuses: a wrong password, no such database, pg_hba.conf.
                 hint = "; look at the connection string; a running receiver tries again by itself"
             case psycopg.OperationalError():
                 hint = "; a running receiver goes on by itself when the server answers"
@@ -298,7 +300,7 @@ class PostgresAddress:
         return StoreUnavailableError(f"the database {self.place}: {reason}{hint}")
 
     def describe_lock(self, connection: StoreConnection) -> StoreUnavailableError:
-        """Return the error for a lock that was waited for in vain, with the likely holder's name.
+        """Return the error of a lock timeout, with the likely holder's name.
 
         Args:
             connection: one without a transaction in progress.
@@ -318,7 +320,7 @@ class PostgresAddress:
         )
 
     def grants(self) -> str:
-        """Return the statements that let the user work on a schema of another role's."""
+        """Return the statements that let the user work on a schema of another role."""
         given = _read_dsn(self.dsn).get("user")
         user = _quoted(given) if given else "USER"
         name = _quoted(self.schema)
@@ -330,9 +332,9 @@ class PostgresAddress:
 
 
 def _limits(statement: float, idle: float, lock: float | None = None) -> dict[str, str]:
-    """Return the settings that end what takes too long.
+    """Return the settings of the server's time limits.
 
-    All are in seconds, 0 for no limit. ``lock`` None leaves that one unchanged.
+    All are in seconds; 0 means no limit. None leaves ``lock`` unchanged.
     """
     times = {"statement_timeout": statement, "idle_in_transaction_session_timeout": idle}
     if lock is not None:
@@ -354,7 +356,7 @@ def _set_all(settings: Mapping[str, str], *, local: bool) -> sql.Composed:
 
 
 def _name_of_process() -> str:
-    """Return the name by which another host reports a transaction of ours that it waits for.
+    """Return the application name, which another host reports when it waits for our transaction.
 
     PostgreSQL keeps 63 bytes of it, and replaces what is not ASCII.
     """
@@ -373,11 +375,11 @@ def _quoted(name: str) -> str:
     return name if plain else sql.Identifier(name).as_string(None)
 
 
-# A missing privilege of something that exists in the schema.
+# Privileges that are missing for existing objects of the schema.
 _OF_SCHEMA = re.compile(r"for (table|view|relation|sequence|function) ")
 
-# The oldest transaction that has a lock of our tables, or of rows in them: after a wait, the holder
-# cannot be seen any more. Readers block no writer, nor do VACUUM and CREATE INDEX CONCURRENTLY.
+# The oldest transaction with a lock of our tables or their rows; after a wait, the server does not
+# show the actual holder any more. Readers, VACUUM and CREATE INDEX CONCURRENTLY block no writer.
 # Names of other roles' sessions are shown to pg_read_all_stats only.
 _OLDEST_HOLDER = """
 SELECT pid, coalesce(nullif(application_name, ''), usename, 'unknown'),
@@ -410,10 +412,10 @@ def _read_dsn(dsn: str) -> dict[str, Any]:
 
 
 def _has_misread_password(dsn: str, known: dict[str, Any]) -> bool:
-    """Report whether a part of the password was read as the host or the database.
+    """Return whether a part of the password was read as the host or the database.
 
-    libpq ends the password of a URI at its first @, and takes one with a slash for a host's port.
-    Messages name host and database.
+    libpq ends the password of a URI at its first @, and reads a password with a slash as the port.
+    Messages show host and database.
     """
     host, database = str(known.get("host", "")), str(known.get("dbname", ""))
     # A name that begins with @ is an abstract socket's.

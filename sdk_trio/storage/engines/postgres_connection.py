@@ -20,21 +20,21 @@ from ...base.logs import get_logger
 #: Time for a statement that reads, migrates or belongs to a handler, in seconds.
 STATEMENT_SECONDS = 60
 
-#: Time that a client waits for an answer beyond the time that the server has for it, in seconds.
+#: Time that a client waits for an answer after the server's own limit, in seconds.
 SILENCE_SECONDS = 5.0
 
 #: Pause between two checks for connections whose server does not answer, in seconds.
 WATCH_SECONDS = 1.0
 
-# SQLSTATEs after which a connection is useless: shutdown, crash, and a standby that was a primary
-# or has yet to become one.
+# SQLSTATEs after which a connection is useless: shutdown, crash, and a standby (a former primary,
+# or one that is not promoted yet).
 _DEAD = frozenset({"57P01", "57P02", "57P03", "57P05", "25006", "25P03", "08000", "08003", "08006"})
 
 _log = get_logger("storage")
 
 
-# PostgreSQL's text holds no NUL, which JSON and error messages may bring. It is written as SUB and
-# "0", a SUB as SUB and "1".
+# PostgreSQL's text cannot hold NUL, which JSON and error messages may contain. NUL is written as
+# SUB and "0", SUB as SUB and "1".
 class _PackedDumper(StrDumper):
     def dump(self, obj: str) -> Buffer | None:
         if "\0" in obj or "\x1a" in obj:
@@ -85,7 +85,7 @@ class StoreConnection(psycopg.Connection[tuple[Any, ...]]):
 
     #: The database and its host, for people.
     place: str = ""
-    #: Whether a pooler stands between, so that a session lasts for a transaction only.
+    #: Whether a pooler is used, so that a session lasts for one transaction only.
     pooled: bool = False
     #: Whether the server has warned since the COMMIT was sent.
     warned: bool = False
@@ -93,7 +93,7 @@ class StoreConnection(psycopg.Connection[tuple[Any, ...]]):
     settings: bytes = b""
     #: The longest time that the server may take for a statement, in seconds.
     limit: float = STATEMENT_SECONDS
-    #: The time on the monotonic clock after which it is cut, as no one waits for its answer.
+    #: The monotonic time after which the connection is cut, because no caller waits any longer.
     cut_at: float = math.inf
     _socket: _Socket | None = None
     _asked_at: float | None = None
@@ -107,12 +107,12 @@ class StoreConnection(psycopg.Connection[tuple[Any, ...]]):
             self._asked_at = None
 
     def waited(self) -> float:
-        """Return for how long it has waited for an answer, in seconds."""
+        """Return how long the connection has waited for an answer, in seconds."""
         asked = self._asked_at
         return 0.0 if asked is None else clock.monotonic() - asked
 
     def make_cuttable(self) -> None:
-        """Make :meth:`cut` possible; the thread that has dialled calls it once."""
+        """Make :meth:`cut` possible; the thread that has connected calls it once."""
         self._socket = _Socket(self.fileno())
 
     def cut(self) -> None:
@@ -131,14 +131,14 @@ class StoreConnection(psycopg.Connection[tuple[Any, ...]]):
 
     @property
     def useless(self) -> bool:
-        """Whether it can do nothing any more."""
+        """Whether the connection can run nothing any more."""
         return self.closed or self.broken
 
     def notice_end(self) -> None:
-        """Close it if the server has ended it since it was last used; do not block.
+        """Close it if the server has ended it since its last use; does not block.
 
-        A statement that was sent into an ended connection may have been run, for all that its
-        sender learns. A statement that was not sent has not.
+        Otherwise a statement would be sent into an ended connection, and no one could know whether
+        it was run.
         """
         if not hasattr(select, "poll"):  # Windows
             return
@@ -165,10 +165,10 @@ class StoreConnection(psycopg.Connection[tuple[Any, ...]]):
 
 
 class _Watch:
-    """Cuts connections whose server has not answered within all limits, in a thread of its own.
+    """Cuts connections whose server has not answered within all limits, in its own thread.
 
     The server ends a statement by its own limit. Without an answer after that, the connection is
-    half-open: a device between acknowledges its packets, and passes nothing on.
+    half-open: a network device acknowledges its packets, and forwards nothing.
     """
 
     def __init__(self) -> None:
@@ -177,7 +177,7 @@ class _Watch:
         self._runs = False
 
     def add(self, connection: StoreConnection) -> None:
-        """Watch ``connection`` until it is closed. The thread lives as long as there is any."""
+        """Watch ``connection`` until it is closed. The thread ends with the last connection."""
         with self._lock:
             self._connections.add(connection)
             if not self._runs:
@@ -220,5 +220,5 @@ def adapt(connection: StoreConnection) -> None:
     """Have the connection take any text, and give each parameter one type for all values."""
     connection.adapters.register_dumper(str, _PackedDumper)
     connection.adapters.register_loader("text", _PackedLoader)
-    # By default the type depends on the value, and each type is another prepared statement.
+    # By default the type depends on the value, and each type prepares another statement.
     connection.adapters.register_dumper(int, Int8Dumper)

@@ -1,4 +1,4 @@
-"""Failovers: how hosts notice that the database is another one, and what it may lack."""
+"""Failovers: hosts notice by the timeline that another server answers, which may lack commits."""
 
 import json
 
@@ -11,7 +11,7 @@ from .postgres_connection import StoreConnection
 #: Name of the checkpoint that holds the :class:`Timeline`.
 TIMELINE = "storage.timeline"
 
-#: The consequence of a failover with asynchronous replication.
+#: The hint after a failover with asynchronous replication.
 LOST_HINT = (
     "replication was asynchronous, so acknowledged deliveries of the last moments may be missing: "
     "have the sender deliver them again (sdk-trio events reconcile)"
@@ -22,9 +22,9 @@ LOST_HINT = (
 class Timeline:
     """The timeline of the database as a host last saw it.
 
-    ``waits``: commits wait for a standby. ``before`` and ``since`` are the timeline before the last
-    change and when that was noticed, in Unix seconds; ``complete``: commits waited by then, as of
-    the last dial before.
+    ``waits``: commits wait for a standby. ``before`` is the timeline before the last change,
+    ``since`` the Unix time at which that was noticed. ``complete``: commits waited for a standby at
+    the last connection before that.
     """
 
     number: int
@@ -60,10 +60,10 @@ _log = get_logger("storage")
 
 
 def note_timeline(address: PostgresAddress, connection: StoreConnection) -> None:
-    """Log, and keep for ``doctor``, that the database is another one since the last dial.
+    """Log a changed timeline since the last connection, and store it for ``doctor``.
 
-    A promoted standby, and a database that was restored, count a new timeline. Without
-    synchronous replication, they lack what was acknowledged last.
+    A promoted standby and a restored database have a new timeline. Without synchronous replication,
+    they may lack the last acknowledged deliveries.
 
     Raises:
         psycopg.Error: the server failed.
@@ -79,10 +79,10 @@ def note_timeline(address: PostgresAddress, connection: StoreConnection) -> None
             made = attrs.evolve(made, before=known.number, since=now, complete=known.waits)
         elif known is not None:
             made = attrs.evolve(known, waits=waits)
-        # Nothing acknowledged depends on it, and a standby may be away.
+        # No acknowledged delivery depends on it, and a standby may be unavailable.
         connection.execute("SET LOCAL synchronous_commit TO off")
         kept = connection.execute(_KEEP_TIMELINE, (TIMELINE, made.text(), text))
-    # Of several hosts that dial at once, the first one logs it.
+    # If several hosts connect at once, the first one logs it.
     if made.before is not None and made.since == now and kept.rowcount:
         _log.warning(
             "store.failed_over",

@@ -1,4 +1,4 @@
-"""The schema of PostgreSQL: how it is made, and brought up to date by later versions."""
+"""Creates the schema of PostgreSQL, and brings it up to date."""
 
 import math
 from collections.abc import Sequence
@@ -13,15 +13,15 @@ from ..sql.schema import BEING_FILLED, FILLING, MOVED
 from .postgres_address import PostgresAddress
 from .postgres_connection import StoreConnection
 
-#: Time for which a step waits for a lock before it lets others pass, in seconds. Whoever waits for
-#: the lock of a table keeps all behind it waiting as well, so a long reader would stop every
+#: Time for which a step waits for a lock before it lets others pass, in seconds. While a step waits
+#: for the lock of a table, later statements wait behind it, so a long reader would stop every
 #: delivery.
 LOCK_SECONDS = 1.0
 
-#: Time after which a start gives up a migration that gets no lock, in seconds.
+#: Time after which a start gives up a migration that cannot get its locks, in seconds.
 MIGRATION_SECONDS = 600.0
 
-# Errors of a step while another host makes the same one.
+# Errors of a step while another host runs the same step.
 _OTHERS = (
     psycopg.errors.LockNotAvailable,
     psycopg.errors.DeadlockDetected,
@@ -30,7 +30,7 @@ _OTHERS = (
     psycopg.errors.UniqueViolation,
 )
 
-_TABLES = """
+_SCHEMA_STATE = """
 SELECT (SELECT count(*) FROM pg_tables WHERE schemaname = %s),
     (SELECT has_schema_privilege(oid, 'USAGE') FROM pg_namespace WHERE nspname = %s)
 """
@@ -45,15 +45,15 @@ def migrate_postgres(
 ) -> None:
     """Create the tables or bring them up to date, one process at a time; blocks.
 
-    Hosts of the version before go on working meanwhile, so a step leaves what that version reads
-    and writes. Each step is one transaction, and what is made stays if a later one fails. To add an
-    index to a large table, run CREATE INDEX CONCURRENTLY IF NOT EXISTS outside of a transaction
-    before the step, and drop it first if pg_index says that it is not valid.
+    Hosts of the previous version go on working meanwhile, so a step must not break what that
+    version reads and writes. Each step is one transaction, and stays if a later one fails. To add
+    an index to a large table, run CREATE INDEX CONCURRENTLY IF NOT EXISTS outside of a transaction
+    before the step, and drop it first if it is invalid in pg_index.
 
     Args:
         address: the store.
         connection: one to it.
-        versions: the statements that make version 1, those that lead from 1 to 2, and so on.
+        versions: the statements that create version 1, those from 1 to 2, and so on.
 
     Raises:
         StoreVersionError: the schema is newer, or another program's, or being filled.
@@ -85,7 +85,7 @@ def _step(
         connection.execute("SET LOCAL statement_timeout TO 0")
         connection.execute(f"SET LOCAL lock_timeout TO {LOCK_SECONDS * 1000:.0f}".encode())
         if version is None:
-            # Another host that makes them waits here, and then finds a duplicate.
+            # Another host that creates them waits here, and then fails as a duplicate.
             _make_schema(address, connection)
             connection.execute(
                 "CREATE TABLE store "
@@ -97,14 +97,14 @@ def _step(
             _log.info("store.migrating", schema=schema, before=version, after=version + 1)
             locked = connection.execute("SELECT version FROM store FOR UPDATE").fetchone()
             if locked != (version,):
-                return  # another host has made the step meanwhile
+                return  # another host has run the step meanwhile
         for statement in statements:
             connection.execute(statement.encode())
         connection.execute("UPDATE store SET version = %s", ((version or 0) + 1,))
 
 
 def _make_schema(address: PostgresAddress, connection: StoreConnection) -> None:
-    # Asked first: a user who may only use the schema may not even ask for it to be created.
+    # Checked first: CREATE SCHEMA IF NOT EXISTS needs the privilege even if the schema exists.
     query = "SELECT 1 FROM pg_namespace WHERE nspname = %s"
     if connection.execute(query, (address.schema,)).fetchone() is None:
         schema = sql.Identifier(address.schema)
@@ -115,7 +115,7 @@ def read_version(address: PostgresAddress, connection: StoreConnection, newest: 
     """Return the version of the schema; None without tables.
 
     Args:
-        newest: the version that this package knows.
+        newest: the newest version that this package supports.
 
     Raises:
         StoreVersionError: the schema is newer, or another program's, or being filled.
@@ -125,7 +125,7 @@ def read_version(address: PostgresAddress, connection: StoreConnection, newest: 
     place = f"the schema {address.schema} of the database {address.place}"
     names = (address.schema, address.schema)
     with address.transaction(connection, reading=True):
-        tables, usable = connection.execute(_TABLES, names).fetchone() or (0, True)
+        tables, usable = connection.execute(_SCHEMA_STATE, names).fetchone() or (0, True)
         if usable is False:
             # Tables of a schema without USAGE seem absent.
             raise StoreUnavailableError(
@@ -155,7 +155,7 @@ def read_version(address: PostgresAddress, connection: StoreConnection, newest: 
 
 
 def find_version(connection: StoreConnection) -> int | None:
-    """Return the version of the schema, below 0 of one that is moved or filled; None without one.
+    """Return the version of the schema, below 0 if it is moved or being filled; None without one.
 
     Raises:
         psycopg.Error: the server failed.

@@ -1,12 +1,12 @@
 """SQLite as an engine: one connection that writes, in the commit thread, and readers beside it.
 
-A sync that failed. Nothing is committed any more until :mod:`.files` has written the log again,
-with syncs that succeed: until then it may have a hole on the disk, and a commit behind the hole
-would not survive a power cut. Callers get an error meanwhile.
+After a failed sync, nothing is committed until :mod:`.files` has written the log again and synced
+it. Until then the log may have a hole on the disk, and a commit behind the hole would not survive a
+power cut. Callers get an error meanwhile.
 
-A store that is lost. After each commit, and before its callers get their results, :mod:`.files`
-checks that the commit stands in the files that a restart will open. If it does not, or if SQLite
-finds damage, nothing is written any more, and every call is refused until the process restarts.
+After each commit, and before its callers get their results, :mod:`.files` checks that the commit is
+in the files that a restart will open. If it is not, or if SQLite finds damage, the store is *lost*:
+nothing is written any more, and every call is refused until the process restarts.
 """
 
 import os
@@ -52,7 +52,7 @@ T = TypeVar("T")
 #: Name of the file, beside the database, by whose lock several processes write one after the other.
 TURN_NAME = "inbox.turn"
 
-#: Pause before a disk that refuses to read is asked again, in seconds.
+#: Pause before a failed read of the disk is tried again, in seconds.
 LOOK_AGAIN_SECONDS = 0.05
 
 #: Size of the write-ahead log, in bytes, from which on it is copied into the database. SQLite's
@@ -61,7 +61,7 @@ LOOK_AGAIN_SECONDS = 0.05
 CHECKPOINT_BYTES = 16 << 20
 
 #: Content of the file :data:`TURN_NAME` while a failed sync may have left a hole in the log. The
-#: next process that writes rewrites the log first, also when the one with the failure has died.
+#: next process that writes rewrites the log first, even if the process with the failure has died.
 UNPROVEN = b"1"
 
 #: Instructions of SQLite's virtual machine after which a query notices that it was interrupted.
@@ -71,15 +71,15 @@ _log = get_logger("storage")
 
 
 class SqliteEngine:
-    """The connection that writes, and what makes its commits durable.
+    """The connection that writes; it makes its commits durable.
 
     Args:
         file: the database.
         prepare: creates or migrates the tables, on each new connection, outside of any transaction.
-        turn: a file by whose lock several processes write one after the other; None: there is no
-            other one.
-        distrust_log: a log that is there already may have a hole, because its writer may have been
-            killed after a sync that failed. True for the process that holds the directory's lock.
+        turn: a file by whose lock several processes write one after the other; None: no other
+            process writes.
+        distrust_log: an existing log may have a hole, because its writer may have been killed after
+            a failed sync. True for the process that holds the directory's lock.
 
     Raises:
         OSError: ``turn`` cannot be made, or is a link.
@@ -102,9 +102,9 @@ class SqliteEngine:
         self._has_turn = False
         if distrust_log:
             report_cut_index(file)
-        # Whether all that the log has is on the disk, or will be with the next sync.
+        # Whether the whole log is on the disk, or will be after the next sync.
         self._log_proven = not (distrust_log and has_log(file))
-        #: The reason for which nothing can be written until a restart; None: all is in order.
+        #: The reason why nothing can be written until a restart; None: the store is in order.
         self.lost: str | None = None
         self._connection: apsw.Connection | None = None
         self._transaction: SqliteTransaction | None = None
@@ -113,10 +113,10 @@ class SqliteEngine:
         self._files: StoreFile | None = None
         # Whether transactions are synced now.
         self._synced = True
-        # Number of frames in the log after the commit in progress, 0 if it has written nothing;
-        # and after the last commit that has written, for the checkpoints.
+        # Number of frames in the log after the commit in progress, 0 if it wrote nothing; and after
+        # the last commit that wrote, for the checkpoints.
         self._frames = self._log_frames = 0
-        #: The size of the log, in bytes, from which on it is copied after a commit.
+        #: The size of the log, in bytes, above which it is copied after a commit.
         self.checkpoint_bytes: int = CHECKPOINT_BYTES
         #: The numbers of connections that it has opened, and of transactions that it has begun.
         self.connections: int = 0
@@ -133,8 +133,8 @@ class SqliteEngine:
     def acquire(self) -> None:
         """Wait until no other process writes.
 
-        SQLite's own wait for its write lock sleeps and asks again, which is unfair and takes a
-        batch that was chosen before.
+        SQLite's own wait for its write lock sleeps and tries again. That is unfair, and no unit
+        could join the batch meanwhile.
         """
         if self._turn is not None and not self._has_turn:
             fcntl.flock(self._turn, fcntl.LOCK_EX)
@@ -158,7 +158,7 @@ class SqliteEngine:
         """Copy a long log into the database, then let other processes write."""
         if self._is_log_long():
             self._log_frames = 0
-            # As SQLite's own checkpoints do: one that fails is tried again after a later commit.
+            # As with SQLite's own checkpoints, a failed one is tried again after a later commit.
             try:
                 cast("apsw.Connection", self._connection).wal_checkpoint(
                     mode=apsw.SQLITE_CHECKPOINT_PASSIVE
@@ -168,13 +168,13 @@ class SqliteEngine:
         self._end_turn()
 
     def abandon(self) -> bool:
-        """Return False: no call ends a write of a file that the disk does not answer."""
+        """Return False: a write of a file cannot be interrupted while the disk does not answer."""
         return False
 
     def turn_holder(self) -> int | None:
         """Return the id of the process that holds the lock of ``turn``.
 
-        None if there is no such file or holder, or the system does not say (Linux does).
+        None if there is no such file or holder, or if the system does not report it (Linux does).
         """
         return None if self._turn is None else lock_holder(os.fstat(self._turn).st_ino)
 
@@ -186,7 +186,7 @@ class SqliteEngine:
             fcntl.flock(self._turn, fcntl.LOCK_UN)
 
     def _mark(self, content: bytes) -> None:
-        """Write the mark of the turn, again and again: no process may write without it."""
+        """Write the mark into the lock file, until it succeeds: no process may write without it."""
         while self._turn is not None:
             try:
                 if os.pread(self._turn, 1, 0) == content:
@@ -203,8 +203,8 @@ class SqliteEngine:
     ) -> bool:
         """Run ``work`` in one transaction and commit it; return whether it has written anything.
 
-        SQLite reports a page that the disk refuses to read as damage. So damage is believed only if
-        it stays; until then ``work`` runs again, which callers see as a disk that hangs.
+        SQLite reports a read error of the disk as damage, too. So damage is believed only if it
+        persists; until then ``work`` runs again, which callers see as a disk that hangs.
 
         Args:
             durable: sync the commit. One that is not synced stands in the page cache, which
@@ -212,12 +212,12 @@ class SqliteEngine:
                 before that, SQLite reads the log up to the first frame whose checksum fails, so
                 what is lost is the end of the log (docs/adr/0071). This holds as long as no sync
                 has failed; see :meth:`_prove_log`.
-            lone: of no consequence, as a transaction takes no round trip.
+            lone: ignored, because a transaction takes no round trip.
 
         Raises:
             StoreUnavailableError: SQLite or the disk failed; nothing was changed.
             StoreLostError: the same, until a restart.
-            Exception: what ``work`` has raised; nothing was changed.
+            Exception: raised by ``work``; nothing was changed.
         """
         return self._until_damage_is_believed(lambda: self._transact(work, durable))
 
@@ -238,8 +238,8 @@ class SqliteEngine:
         try:
             connection = self._connected()
             self._set_synced(connection, durable)
-            # The write lock is taken first: a transaction that reads and then asks for it can fail
-            # in the middle, when another process has written in between.
+            # The write lock is taken first: otherwise a transaction that has read can fail at its
+            # first write, because another process has written in between.
             connection.execute("BEGIN IMMEDIATE")
             self.transactions += 1
             transaction = cast("SqliteTransaction", self._transaction)
@@ -250,13 +250,13 @@ class SqliteEngine:
             self._roll_back()
             raise
         if connection.txn_state():
-            # A handler has left a statement unfinished, and a reader that never ends keeps the log
-            # from being cleared. Only a new connection is surely without it.
+            # A handler has left a statement unfinished. It would keep the log from being cleared;
+            # only a new connection is certainly without it.
             self._disconnect()
         return wrote
 
     def run_alone(self, work: Callable[[apsw.Connection], T]) -> T:
-        """Run ``work`` with the connection, outside of any transaction, as ``VACUUM`` needs it.
+        """Run ``work`` with the connection, outside of any transaction, for example for ``VACUUM``.
 
         It may run again, as in :meth:`transact`.
 
@@ -277,7 +277,7 @@ class SqliteEngine:
         return self._until_damage_is_believed(attempt)
 
     def _translate(self, error: apsw.Error | StoreLostError) -> StoreUnavailableError:
-        """Return the error that callers get, and note what ``error`` says about the store."""
+        """Return the error that callers get; mark the store as lost if ``error`` means that."""
         if isinstance(error, StoreLostError):
             self.lose(error)
             return error
@@ -295,14 +295,14 @@ class SqliteEngine:
             self._synced = synced
 
     def _commit(self, connection: apsw.Connection) -> bool:
-        """Commit, and require that the commit is in the files that a restart opens.
+        """Commit, and check that the commit is in the files that a restart opens.
 
-        As soon as our write lock is free, another process may checkpoint the log and begin it anew,
-        which looks the same as a log that somebody has cut. SQLite's checkpoint waits for readers
+        As soon as our write lock is free, another process may checkpoint the log and restart it,
+        which cannot be distinguished from a truncated log. SQLite's checkpoint waits for readers
         that began before the commit, so a reader of ours begins before and ends after the check.
         """
         reading = None
-        # If it cannot read, the check finds out why.
+        # If it cannot read, the check finds the reason.
         with suppress(apsw.Error):
             # A read lasts until its statement has been stepped to the end, or is closed.
             reading = cast("apsw.Connection", self._reader).execute("SELECT 1 FROM sqlite_schema")
@@ -310,7 +310,7 @@ class SqliteEngine:
             connection.execute("COMMIT")
             wrote = self._frames > 0
             if not self._check_files():
-                # The log was begun anew: by a checkpoint, or by somebody who cut it. A write tells.
+                # The log was restarted by a checkpoint, or was truncated. A write shows which.
                 write_proof(connection)
                 self._check_files()
         finally:
@@ -319,7 +319,7 @@ class SqliteEngine:
         return wrote
 
     def _check_files(self) -> bool:
-        """Require that all commits are in the files that a restart opens; False: a write tells.
+        """Check that all commits are in the files that a restart opens; False: write to find out.
 
         Raises:
             StoreLostError: they are not.
@@ -327,20 +327,20 @@ class SqliteEngine:
         files = cast("StoreFile", self._files)
         frames, self._frames = self._frames, 0
         if not frames:
-            return self._look(files.is_unchanged)
-        self._look(partial(files.require_written, frames))
+            return self._retry_reads(files.is_unchanged)
+        self._retry_reads(partial(files.require_written, frames))
         return True
 
-    def _look(self, look: Callable[[], T]) -> T:
-        """Return the result of ``look``, retried while the disk refuses to read.
+    def _retry_reads(self, check: Callable[[], T]) -> T:
+        """Return the result of ``check``, retried while the disk cannot be read.
 
-        A commit cannot be taken back, and must not be acknowledged before it was seen. So the
-        thread waits for the disk here, and callers get the error of a silent store in time.
+        A commit cannot be undone, and must not be acknowledged before it was checked. So the thread
+        waits for the disk here, and callers get the error that the store is silent in time.
         """
         reported = False
         while True:
             try:
-                return look()
+                return check()
             except StoreLostError:
                 raise
             except (apsw.IOError, StoreUnavailableError) as error:
@@ -355,7 +355,7 @@ class SqliteEngine:
                 clock.sleep(LOOK_AGAIN_SECONDS)
 
     def _prove_log(self, connection: apsw.Connection) -> None:
-        """Put everything that the log has on the disk again, after a sync that failed.
+        """Write the whole log to the disk again, after a failed sync.
 
         Raises:
             apsw.Error: the disk still fails.
@@ -363,7 +363,7 @@ class SqliteEngine:
             StoreLostError: the log cannot be read back.
         """
         self._set_synced(connection, True)
-        # A commit of no meaning shows whether the disk syncs again, and how long the log is.
+        # A commit without content shows whether the disk syncs again, and how long the log is.
         write_proof(connection)
         frames, self._frames = self._frames, 0
         connection.execute("BEGIN IMMEDIATE")
@@ -381,10 +381,10 @@ class SqliteEngine:
         _log.info("store.log_rewritten", file=self.place, frames=frames)
 
     def _note_failed_sync(self, error: Exception) -> None:
-        """Distrust the log after an error of the disk, which may be that of a sync.
+        """Distrust the log after an error of the disk, which may be a failed sync.
 
-        What a sync failed to write may be commits that were not synced before, here or in another
-        process, or pages that a checkpoint copied.
+        The failed sync may have been of commits that were not synced before, here or in another
+        process, or of pages that a checkpoint copied.
         """
         if isinstance(error, apsw.IOError) and self._log_proven:
             self._log_proven = False
@@ -420,14 +420,14 @@ class SqliteEngine:
 
     def _connect(self) -> apsw.Connection:
         if self._files is not None:
-            # SQLite would silently open, or create, the file that stands in its place by now.
+            # SQLite would silently open, or create, another file of that name.
             self._files.require_same()
             self._files.close()
         connection = self._connection = connect_writer(self.place, self._prepare)
         try:
             self._files = StoreFile(self.place, connection)
             self._reader = connect_reader(self.place)
-            # It replaces SQLite's own hook, which checkpoints inside the commit, while senders
+            # This replaces SQLite's own hook, which checkpoints inside the commit, while senders
             # wait.
             connection.set_wal_hook(self._note_frames)
         except BaseException:
@@ -454,20 +454,20 @@ class SqliteEngine:
         reader, self._reader = self._reader, None
         self._transaction = None
         if reader is not None:
-            # First, because the last connection to close copies the log into the database, which
-            # a read-only one cannot do.
+            # Closed first: the last connection to close copies the log into the database, which a
+            # read-only one cannot do.
             reader.close()
         if connection is not None:
             try:
                 if self.lost is not None:
-                    # Other files may stand in the place of ours: write nothing to them.
+                    # Other files may have replaced ours: write nothing to them.
                     connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
                 connection.close()
             except apsw.Error as error:
                 _log.error("store.close_failed", error=str(error))
 
     def close(self) -> None:
-        """Close the connection and the files; nothing is called afterwards."""
+        """Close the connection and the files; call nothing afterwards."""
         self._end_turn()
         self._disconnect()
         if self._files is not None:
@@ -481,8 +481,8 @@ class SqliteReader:
     """A read-only connection, for one thread at a time.
 
     Args:
-        engine: it has opened the file; damage that the reader finds stops it, too, and what it has
-            lost is not read any more.
+        engine: has opened the file. Damage that the reader finds stops the engine, too, and a lost
+            store is not read any more.
     """
 
     is_usable: bool = True
@@ -504,7 +504,7 @@ class SqliteReader:
         """Read in one transaction, which sees every change that was committed before it began.
 
         Raises:
-            ReadAgainError: SQLite found damage that may be a disk that refuses to read.
+            ReadAgainError: SQLite found damage that may be a read error of the disk.
             StoreLostError: the store's files are not there any more, or are damaged.
             StoreUnavailableError: the file cannot be read.
         """
@@ -552,7 +552,7 @@ class SqliteReader:
 
 
 def open_turn(file: str) -> int:
-    """Open the file whose lock says which process writes; it is empty, and stays.
+    """Open the file by whose lock one process writes at a time.
 
     Raises:
         OSError: it cannot be made, or is a link.

@@ -1,4 +1,4 @@
-"""Connections to SQLite files: how they are opened, statements on them, and what their errors say.
+"""Connections to SQLite files: their settings, statements on them, and their errors.
 
 Only apsw opens the store's file. A second copy of SQLite in the same process (the standard
 library's ``sqlite3``) would drop the POSIX locks of the first when it closes the file, and a
@@ -29,29 +29,29 @@ BUSY_SECONDS = 3.0
 #: lone delivery writes three whole pages (docs/adr/0070-one-store-core.md).
 PAGE_BYTES = 8192
 
-#: SQLite's statements. Its file may be used by other programs, so its name is not in them.
+#: The translation of statements for SQLite.
 SQLITE = Dialect("sqlite")
 
 _WRITER = (
     # macOS needs fullfsync for a sync that survives a power cut; it has no effect elsewhere.
     "PRAGMA synchronous = FULL",
     "PRAGMA fullfsync = ON",
-    # A burst makes the log long once. Above this size it is cut at its next beginning, or it would
-    # keep the disk's space for ever.
+    # A burst makes the log long once. Above this size it is truncated when it restarts; otherwise
+    # it would never shrink.
     "PRAGMA journal_size_limit = 67108864",
     "PRAGMA cache_size = -32768",
-    # Deleted rows are overwritten, also where whole pages become free, which FAST leaves as they
-    # are. Bodies are personal data. It costs an ordinary delivery no page; only the removal of
-    # bodies writes more.
+    # Deleted rows are overwritten, because bodies are personal data; FAST would not overwrite whole
+    # pages that become free. It costs an ordinary delivery no page; only the removal of bodies
+    # writes more.
     "PRAGMA secure_delete = ON",
-    # Each list that a statement gets, and the rows that it returns, are a temporary table. Made in
-    # a file, they cost the end of a lone run 50 us.
+    # Each list parameter and each RETURNING makes a temporary table. In a file, they cost the end
+    # of a lone run 50 us.
     "PRAGMA temp_store = MEMORY",
 )
 
 
 class SqliteTransaction:
-    """Statements on a connection whose transaction somebody else begins and ends.
+    """Statements on a connection; the caller begins and ends the transaction.
 
     Args:
         connection: handlers and migrations may use it as well.
@@ -62,7 +62,7 @@ class SqliteTransaction:
     def __init__(self, connection: apsw.Connection, number: int = 0) -> None:
         self.connection: apsw.Connection = connection
         self.dialect: Dialect = SQLITE
-        #: The number of the connection among those that the engine has opened.
+        #: How many connections the engine had opened, with this one.
         self.number: int = number
         self._version: tuple[int, int] | None = None
         self._inserts: dict[tuple[Insert, int], str] = {}
@@ -75,7 +75,7 @@ class SqliteTransaction:
     def version(self) -> tuple[int, int]:
         """Two numbers of which one changes when another connection writes."""
         if self._version is None:
-            # No one else writes within a transaction, so it is asked once.
+            # No one else writes within a transaction, so it is read once.
             self._version = self.number, int(self.connection.pragma("data_version"))
         return self._version
 
@@ -87,20 +87,16 @@ class SqliteTransaction:
         return self.connection.execute(text, values)
 
     def all(self, statement: str, /, **values: Any) -> list[Row]:
-        """Run a statement and return all of its rows."""
         return self._execute(statement, values).fetchall()
 
     def one(self, statement: str, /, **values: Any) -> Row | None:
-        """Run a statement and return its first row, or None."""
         return cast("Row | None", self._execute(statement, values).fetchone())
 
     def run(self, statement: str, /, **values: Any) -> int:
-        """Run a statement and return the number of rows that it has changed."""
         self._execute(statement, values)
         return self.connection.changes()
 
     def each(self, statement: str, values: Iterable[Mapping[str, Any]], /) -> list[Row | None]:
-        """Run a statement with ``RETURNING`` once for each of ``values``; return the first rows."""
         return [cast("Row | None", self._execute(statement, one).fetchone()) for one in values]
 
     complete = all
@@ -108,7 +104,6 @@ class SqliteTransaction:
     def insert(
         self, insert: Insert, rows: Sequence[Sequence[Any]], /, *, complete: bool = False
     ) -> list[Row]:
-        """Insert ``rows``, in their order; return what the statement's ``RETURNING`` names."""
         returned: list[Row] = []
         begin = 0
         for size in ROWS_AT_ONCE:
@@ -122,7 +117,7 @@ class SqliteTransaction:
         return returned
 
     def note_change(self, *, done: int = 0) -> None:
-        """Do nothing: other processes see by SQLite's ``data_version`` that something changed."""
+        """Do nothing: SQLite's ``data_version`` shows other processes the change."""
 
 
 # -- connecting ------------------------------------------------------------------------------------
@@ -133,7 +128,7 @@ def connect_writer(file: str, prepare: Callable[[apsw.Connection], None]) -> aps
 
     Raises:
         apsw.Error: SQLite could not open it.
-        Exception: what ``prepare`` raises.
+        Exception: raised by ``prepare``.
     """
     # Bodies are personal data, so a new file is private; SQLite gives its other files the same
     # mode. If this fails, SQLite's own open reports why. O_EXCL: a file that exists must not be
@@ -148,7 +143,7 @@ def connect_writer(file: str, prepare: Callable[[apsw.Connection], None]) -> aps
         _use_log(connection)
         for statement in _WRITER:
             connection.execute(statement)
-        # Fails here, at the start, and not at the first delivery, if nothing can be written.
+        # If nothing can be written, this fails at the start and not at the first delivery.
         connection.execute("BEGIN IMMEDIATE; COMMIT")
     except BaseException:
         connection.close()
@@ -203,22 +198,22 @@ def _use_log(connection: apsw.Connection) -> None:
 
 
 def write_proof(connection: apsw.Connection) -> None:
-    """Commit a write that changes nothing: if it is found in the log, writes still arrive there."""
+    """Commit a write that changes nothing: finding it in the log proves that writes get there."""
     connection.execute("BEGIN IMMEDIATE")
     sync_log(connection)
     connection.execute("COMMIT")
 
 
 def sync_log(connection: apsw.Connection) -> None:
-    """Write what changes nothing: with its commit all is synced that was not synced before it.
+    """Commit a write that changes nothing, which syncs all earlier commits.
 
-    SQLite writes the page of this value also when it stays the same.
+    SQLite writes the page of this value even if the value is unchanged.
     """
     connection.execute(f"PRAGMA user_version = {connection.pragma('user_version')}")
 
 
 def clear_log(connection: apsw.Connection, seconds: float) -> bool:
-    """Copy the write-ahead log into the database and cut it; False while a reader needs it."""
+    """Copy the write-ahead log into the database and truncate it; False while a reader needs it."""
     connection.set_busy_timeout(int(seconds * 1000))
     try:
         connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
@@ -229,11 +224,11 @@ def clear_log(connection: apsw.Connection, seconds: float) -> bool:
     return True
 
 
-#: Marks a store in which nothing was ever deleted without being overwritten.
+#: Marks a store without remnants: each deletion was overwritten.
 MARK_AS_WIPED = "INSERT OR REPLACE INTO checkpoint VALUES ('storage.wiped', '1')"
 
-#: Makes the next wipe rewrite the database. ``secure_delete`` overwrites a deleted row where it was
-#: last, but when SQLite splits a page, the old page may keep a copy of rows that moved (0 to 5 of
+#: Makes the next wipe rewrite the database. ``secure_delete`` overwrites a deleted row at its last
+#: place. But when SQLite splits a page, the old page may keep a copy of rows that moved (0 to 5 of
 #: 1200 deleted rows could still be read). A purge must leave nothing, so it removes the mark.
 MARK_AS_UNWIPED = "DELETE FROM checkpoint WHERE name = 'storage.wiped'"
 
@@ -241,9 +236,9 @@ _IS_WIPED = "SELECT count(*) FROM checkpoint WHERE name = 'storage.wiped'"
 
 
 def overwrite_remnants(connection: apsw.Connection) -> None:
-    """Remove data from the database that was deleted without being overwritten.
+    """Rewrite the database if it may hold deleted data that was not overwritten.
 
-    Rewrites the database, which holds up every other write, after the purge of a tenant.
+    Every other write waits meanwhile. It happens after the purge of a tenant.
     """
     if not connection.execute(_IS_WIPED).get:
         # It copies the whole database, which must not be in memory.
@@ -261,7 +256,7 @@ _FULL = "the disk or its quota is full; free some space, it continues by itself"
 _DAMAGED = "it is damaged; stop, and restore a backup ('storage restore')"
 _READ_ONLY = "it or its directory is read-only; make both writable for this user"
 
-#: Remedies by SQLite's extended result code, where that says more than the class of the error.
+#: Remedies by SQLite's extended result code, where it is more exact than the class of the error.
 _REMEDIES_BY_CODE: dict[int, str] = {
     # SQLite extends the index by writing its last byte, and does not report why that failed.
     apsw.SQLITE_IOERR_SHMSIZE: "the disk or its quota is full: its index (-shm) cannot become "
@@ -296,7 +291,7 @@ _REMEDIES: tuple[tuple[type[apsw.Error], str], ...] = (
 )
 
 #: With less free space than this, in bytes, an I/O error is reported as a full disk.
-_NO_ROOM = 65_536
+_FULL_BELOW_BYTES = 65_536
 
 
 def describe_failure(error: apsw.Error, file: str) -> StoreUnavailableError:
@@ -328,4 +323,4 @@ def _is_full(file: str) -> bool:
         return False
     # Some file systems have no fixed number of inodes and report 0 of 0.
     no_inodes = found.f_files > 0 and found.f_favail == 0
-    return found.f_bavail * found.f_frsize < _NO_ROOM or no_inodes
+    return found.f_bavail * found.f_frsize < _FULL_BELOW_BYTES or no_inodes

@@ -1,17 +1,17 @@
-"""The inbox in this process's memory, and the backend that holds it and its neighbours.
+"""The inbox in this process's memory, and its backend.
 
 Nothing survives the process, and the size is bounded. A done delivery loses its body at once and
 shrinks to its id later, see :class:`Deliveries`. When unfinished deliveries take too much, the
-oldest dead, parked and failed inline ones are dropped, and then new ones are refused. A warning
-says so the first time.
+oldest dead, parked and failed inline ones are dropped, and then new ones are refused. The first
+time, a warning is logged.
 
 Cancellation: a method is one checkpoint, *before* it reads or changes anything, so a cancelled call
 has changed nothing. ``close``, and ``finish`` of an inline run, are no checkpoints, and ``claim``
-lets no other task run: such a run is part of a request, which waits for its client anyway, and a
-checkpoint would cost as much as all the work of this store.
+lets no other task run: such a run is part of a request, which has its own checkpoints, and a
+further one would cost as much as all the work of this store.
 
-:class:`MemoryBackend` makes the stores of tenants, messages and the upgrade for the first caller
-that asks: most receivers have no tenants, and start without them.
+:class:`MemoryBackend` makes the stores of tenants, messages and the upgrade on first use: most
+receivers have no tenants, and start without them.
 """
 
 import math
@@ -58,7 +58,7 @@ from ..admission import (
     ExistingState,
     Known,
     LeaseTerms,
-    standing_of,
+    existing_state,
 )
 from ..effects import Effects, T
 from . import policies
@@ -192,7 +192,7 @@ class MemoryInbox(MemoryBackend):
         return None
 
     def samples(self) -> Sequence[Sample]:
-        """See :meth:`Inbox.samples`: there are no connections, and leases are of no other use."""
+        """See :meth:`Inbox.samples`: there are no connections, and leases are private."""
         return ()
 
     async def clock_offset(self) -> float | None:
@@ -202,7 +202,7 @@ class MemoryInbox(MemoryBackend):
 
     @property
     def failing(self) -> bool:
-        """See :attr:`Inbox.failing`: nothing of it can fail."""
+        """See :attr:`Inbox.failing`: memory does not fail."""
         return False
 
     def writing_process(self) -> int | None:
@@ -212,14 +212,12 @@ class MemoryInbox(MemoryBackend):
     # -- deliveries ------------------------------------------------------------------------------
 
     async def accept(self, delivery: NewDelivery, *, leased: bool) -> Admitted:
-        """See :meth:`Inbox.accept`."""
         await self._begin()
         leased = leased and not delivery.ordered
         return self._admit(delivery, ACCEPTING, DeliveryState.RECEIVED, leased)
 
     async def claim(self, delivery: NewDelivery) -> Admitted:
-        """See :meth:`Inbox.claim`."""
-        # Not a whole checkpoint: the request around this run waits for its client once already.
+        # Not a whole checkpoint: the request around this run has one already.
         await trio.lowlevel.checkpoint_if_cancelled()
         self._require_open()
         return self._admit(delivery, CLAIMING, DeliveryState.RUNNING, True)
@@ -229,7 +227,6 @@ class MemoryInbox(MemoryBackend):
         return False
 
     async def park(self, delivery: NewDelivery, reason: str | None = None) -> Admitted:
-        """See :meth:`Inbox.park`."""
         await self._begin()
         admitted = self._admit(delivery, PARKING, DeliveryState.PARKED, False)
         if admitted.admission is Admission.NEW and reason is not None:
@@ -248,15 +245,15 @@ class MemoryInbox(MemoryBackend):
         key = delivery.key if delivery.signer else delivery.webhook_id
         row = self._rows.by_key.get(key)
         if row is None:
-            # The first test saves most deliveries the hash of their key.
+            # Check `remembered` first: it avoids hashing the key.
             if self._rows.remembered and self._rows.finished_at(key) is not None:
                 return _DONE
             self._insert(delivery, key, state, leased)
             return _NEW
         attempts = row.attempts
         if row.state is DeliveryState.RUNNING and not row.queued:
-            # An inline run of this owner's that is claimed once more was never begun, or its end
-            # could not be recorded: it does not count.
+            # An inline run of this owner that is claimed again was never begun, or its end could
+            # not be recorded: it does not count.
             attempts -= row.owner == self._terms.owner
         known = Known(
             row.state,
@@ -266,8 +263,8 @@ class MemoryInbox(MemoryBackend):
             self._held_until(row, now),
             row.process_ends,
         )
-        # Older rows than the dedup retention are forgotten by now, so nothing is ever replaced.
-        standing = standing_of(known, now=now, dedup_seconds=math.inf)
+        # Rows older than the dedup retention are already forgotten, so nothing is ever replaced.
+        standing = existing_state(known, now=now, dedup_seconds=math.inf)
         ruling = rulings[standing]
         same_body = row.has_body(delivery.raw)
         if not same_body:
@@ -303,25 +300,24 @@ class MemoryInbox(MemoryBackend):
         return self._terms.live(row.until, now=now)
 
     async def keep_other(self, delivery: NewDelivery) -> None:
-        """See :meth:`Inbox.keep_other`."""
         await self._begin()
         row = self._rows.by_key.get(delivery.key)
         if row is not None and not row.has_body(delivery.raw):
             self._keep_other(row, delivery)
 
     def _keep_other(self, row: MemoryRow, delivery: NewDelivery) -> None:
-        told = EvidenceRecord(
+        other = EvidenceRecord(
             delivery.received_at, delivery.address, delivery.raw, delivery.tenant_id
         )
         before = self._rows.changes
-        self._rows.keep_other(row, told)
+        self._rows.keep_other(row, other)
         self._own_changes += self._rows.changes - before
 
     def _insert(self, delivery: NewDelivery, key: str, state: DeliveryState, leased: bool) -> None:
         running = state is DeliveryState.RUNNING
         now = delivery.received_at
         held = len(delivery.raw) + ROW_BYTES
-        if self._rows.held_bytes + held > HELD_BYTES and not self._rows.make_room(held):
+        if self._rows.held_bytes + held > HELD_BYTES and not self._rows.reserve(held):
             raise StoreUnavailableError(
                 f"the store in memory is full: {len(self._rows.unfinished)} unfinished events take "
                 f"{HELD_BYTES // 2**20} MiB; wait until they are handled, or use Storage:Backend "
@@ -357,7 +353,7 @@ class MemoryInbox(MemoryBackend):
                 remembered_ids=REMEMBERED_IDS,
                 held_bytes=HELD_BYTES,
                 hint="the oldest finished ids, or dead and parked events, are forgotten for want "
-                "of room; Storage:Backend Sqlite keeps them",
+                "of space; Storage:Backend Sqlite keeps them",
             )
 
     def _write(
@@ -368,7 +364,7 @@ class MemoryInbox(MemoryBackend):
         lease_from: float | None = None,
         **values: Any,
     ) -> None:
-        """Change ``row``, and give it our lease from that time on, or none."""
+        """Change ``row``, and give it our lease from that time on; None: no lease."""
         if lease_from is None:
             row.owner, row.until = None, 0.0
         else:
@@ -383,16 +379,13 @@ class MemoryInbox(MemoryBackend):
     # -- runs ------------------------------------------------------------------------------------
 
     async def start(self, key: str, *, now: float, alone: bool = False) -> bool:
-        """See :meth:`Inbox.start`."""
         await self._begin()
         return self._start(key, now, alone)
 
     def start_unawaited(self, key: str, *, now: float) -> None:
-        """See :meth:`Inbox.start_unawaited`."""
         self._start(key, now, False)
 
     async def join(self, key: str) -> None:
-        """See :meth:`Inbox.join`."""
         await self._begin()
         row = self._rows.by_key.get(key)
         if row is not None and row.owner == self._terms.owner and row.state in UNFINISHED:
@@ -419,10 +412,10 @@ class MemoryInbox(MemoryBackend):
         return True
 
     async def finish(self, key: str, outcome: Outcome, *, now: float) -> None:
-        """See :meth:`Inbox.finish`. Nothing when the lease is not ours any more."""
+        """See :meth:`Inbox.finish`. A no-op if we do not hold the lease any more."""
         row = self._rows.by_key.get(key)
-        # An inline run stands in a request, which has its own checkpoint; a worker's run has none
-        # but this.
+        # An inline run is part of a request, which has its own checkpoints; a worker's run has only
+        # this one.
         if row is None or row.queued:
             await trio.lowlevel.checkpoint()
             row = self._rows.by_key.get(key)
@@ -508,7 +501,6 @@ class MemoryInbox(MemoryBackend):
         )
 
     async def replay(self, keys: Sequence[str]) -> Sequence[str]:
-        """See :meth:`Inbox.replay`."""
         await self._begin()
         put_back = []
         for key in keys:
@@ -539,7 +531,6 @@ class MemoryInbox(MemoryBackend):
     # -- leases ----------------------------------------------------------------------------------
 
     async def release(self, keys: Sequence[str]) -> None:
-        """See :meth:`Inbox.release`."""
         await self._begin()
         for key in keys:
             row = self._rows.by_key.get(key)
@@ -551,7 +542,6 @@ class MemoryInbox(MemoryBackend):
     async def take_due(
         self, *, limit: int, now: float, overdue: bool = True, limits: ClaimLimits | None = None
     ) -> Due:
-        """See :meth:`Inbox.take_due`."""
         await self._begin()
         rows = self._rows
         allowance = None if limits is None else Allowance(rows, limits, now)
@@ -606,7 +596,6 @@ class MemoryInbox(MemoryBackend):
     async def take_suspects(
         self, *, limit: int, now: float, limits: ClaimLimits | None = None
     ) -> Sequence[DeliveryRecord]:
-        """See :meth:`Inbox.take_suspects`."""
         await self._begin()
         rows = self._rows
         allowance = None if limits is None else Allowance(rows, limits, now)
@@ -622,7 +611,6 @@ class MemoryInbox(MemoryBackend):
         return [row.record() for row in found[:limit]]
 
     async def reschedule(self, *, now: float) -> int:
-        """See :meth:`Inbox.reschedule`."""
         await self._begin()
         late = [
             row
@@ -638,7 +626,7 @@ class MemoryInbox(MemoryBackend):
     def _cut_short(self, row: MemoryRow, *, sole: bool) -> None:
         """Put a run of another owner back to ``received``, because its process has ended."""
         begun = row.received_at if row.started_at is None else row.started_at
-        # The last renewal of its lease was the last sign of life of that process.
+        # The last renewal of its lease is the last time at which that process was known to live.
         ended = max(begun, row.until - self._terms.lease_seconds)
         failure = AttemptRecord(row.attempts, begun, ended, PROCESS_ENDED)
         row.failures = (*row.failures, failure)
@@ -652,7 +640,6 @@ class MemoryInbox(MemoryBackend):
         )
 
     async def recover(self, *, dead: str | None = None) -> int:
-        """See :meth:`Inbox.recover`."""
         await self._begin()
         taken = [
             row
@@ -667,13 +654,12 @@ class MemoryInbox(MemoryBackend):
         return len(taken)
 
     async def take_over(self, owner: str, *, heir: str, now: float) -> int:
-        """See :meth:`Inbox.take_over`."""
         await self._begin()
         taken = [row for row in self._rows.unfinished.values() if row.owner == owner]
         for row in taken:
             if row.state is DeliveryState.RUNNING:
                 self._cut_short(row, sole=len(taken) == 1)
-            # One that the dead owner was left itself, and has not tried yet, goes on to its heir.
+            # A suspect that the dead owner had inherited and not run yet passes to its heir.
             if row.process_ends:
                 row.owner, row.until = heir, now + self._terms.lease_seconds
             else:
@@ -681,7 +667,6 @@ class MemoryInbox(MemoryBackend):
         return len(taken)
 
     async def renew(self, keys: Collection[str], *, now: float) -> Renewed:
-        """See :meth:`Inbox.renew`."""
         await self._begin()
         held = frozenset(keys)
         given_up = 0
@@ -700,7 +685,7 @@ class MemoryInbox(MemoryBackend):
         return Renewed(frozenset(lost), given_up)
 
     def _give_up(self, row: MemoryRow) -> None:
-        """Free a delivery of ours whose run was never begun, or whose end could not be recorded."""
+        """Give up the lease of a run that never began, or whose end could not be recorded."""
         if row.state is DeliveryState.RUNNING:
             values = {"attempts": row.attempts - 1, "started_at": None}
             self._write(row, DeliveryState.RECEIVED, **values)
@@ -741,12 +726,10 @@ class MemoryInbox(MemoryBackend):
         return self._rows.wanted_until > now
 
     async def last_sequence(self) -> int:
-        """See :meth:`Inbox.last_sequence`."""
         await self._begin()
         return self._rows.last_sequence
 
     async def changed_elsewhere(self) -> bool:
-        """See :meth:`Inbox.changed_elsewhere`."""
         await self._begin()
         before = self._foreign_changes
         self._foreign_changes = self._rows.changes - self._own_changes
@@ -773,7 +756,6 @@ class MemoryInbox(MemoryBackend):
         return Purged(0, self._rows.forget_done(now - self._terms.dedup_seconds), len(parked))
 
     async def holdings(self, tenant_id: str) -> Mapping[str, int]:
-        """See :meth:`Inbox.holdings`."""
         from ..sql import reads
 
         await self._begin()
@@ -790,7 +772,6 @@ class MemoryInbox(MemoryBackend):
         }
 
     async def unowned(self) -> Sequence[str]:
-        """See :meth:`Inbox.unowned`."""
         await self._begin()
         rows = self._rows.by_sequence.values()
         named = {row.tenant_id for row in rows}
@@ -798,7 +779,6 @@ class MemoryInbox(MemoryBackend):
         return [name for name in named if name and await self.tenants.get(name) is None]
 
     async def other_tables(self) -> Sequence[str]:
-        """See :meth:`Inbox.other_tables`."""
         await self._begin()
         return []
 
@@ -808,7 +788,6 @@ class MemoryInbox(MemoryBackend):
         return True
 
     async def close(self) -> None:
-        """See :meth:`Inbox.close`."""
         self._closed = True
         if "_tables" in vars(self) and self._shares is None:
             self._tables.close()

@@ -1,6 +1,6 @@
 """The rows of the inbox in memory and their indexes, without I/O.
 
-The size is bounded. A finished delivery loses its body at once and shrinks to its id later; when
+The size is bounded. A done delivery loses its body at once and shrinks to its id later. When
 unfinished ones take too much, those that wait for a person or a redelivery are dropped.
 """
 
@@ -24,11 +24,11 @@ from ...records.deliveries import (
 )
 from ...records.policies import PAUSED, EventPause
 
-#: Finished deliveries that are kept as rows without their bodies, so that people can list them.
+#: Done deliveries that are kept as rows without their bodies, so that people can list them.
 RECENT_ROWS = 1000
 
-#: Ids of finished deliveries that are remembered beyond those, at up to 200 bytes each. Without a
-#: bound they would grow for the whole dedup retention, a week by default.
+#: Further done deliveries whose ids are remembered, at up to 200 bytes each. Without a bound they
+#: would grow for the whole dedup retention, a week by default.
 REMEMBERED_IDS = 500_000
 
 #: Memory for unfinished deliveries, bodies included, in bytes.
@@ -40,15 +40,15 @@ EVIDENCE_BYTES = 16 * 1024 * 1024
 #: Memory of a row beside its body, in bytes, roughly.
 ROW_BYTES = 1000
 
-#: Longer keys are remembered by their digest, in characters: a sender chooses the length of an id.
+#: Keys with more characters are remembered by their digest: a sender chooses the length of an id.
 _LONGEST_KEY = 64
 
 
 class MemoryRow(msgspec.Struct, eq=False):
     """A delivery with its lease and its failed runs.
 
-    It changes in place; an immutable record is made only when somebody reads, and not for every
-    step of a delivery.
+    It changes in place; an immutable record is made only for a reader, and not for every step of a
+    delivery.
     """
 
     sequence: int
@@ -94,7 +94,7 @@ class MemoryRow(msgspec.Struct, eq=False):
         return DeliveryRecord(**values, raw=self.raw if body else None)
 
 
-#: The fields of a record that are those of a row. Nothing is put back after it was done.
+#: The fields of a record that a row has, too. Done deliveries are never put back.
 _RECORDED = frozenset(
     field.name for field in attrs.fields(DeliveryRecord) if field.name not in ("raw", "generation")
 )
@@ -111,10 +111,9 @@ def _short(key: str) -> str | bytes:
 class Deliveries:
     """The rows of one store; inboxes of several owners may work on the same ones.
 
-    A finished delivery loses its body at once, and its row when :data:`RECENT_ROWS` others have
-    finished. Then its key alone is remembered, until the dedup retention ends or
-    :data:`REMEMBERED_IDS` others have followed. Each of these steps takes constant time, so that
-    none of them holds up the event loop.
+    A done delivery loses its body at once, and its row when :data:`RECENT_ROWS` others are done.
+    Then only its key is remembered, until the dedup retention ends or :data:`REMEMBERED_IDS` others
+    have followed. Each of these steps takes constant time, so none of them holds up the event loop.
     """
 
     last_sequence: int = 0
@@ -125,7 +124,7 @@ class Deliveries:
     # Rows that wait for a person or for a redelivery, the longest first.
     set_aside: dict[int, MemoryRow] = attrs.Factory(dict)
     held_bytes: int = 0
-    #: Whether ids or waiting deliveries were forgotten for want of room.
+    #: Whether ids or waiting deliveries were forgotten because of the bounds.
     overflowed: bool = False
     checkpoints: dict[str, str] = attrs.Factory(dict)
     states: Counter[DeliveryState] = attrs.Factory(Counter)
@@ -153,9 +152,10 @@ class Deliveries:
         self._enlist(row)
         self.changes += 1
 
-    def make_room(self, wanted: int) -> bool:
-        """Return whether there is room for so many bytes; drop rows that are set aside for it."""
-        # The oldest goes first. Nothing in progress ever gives way: its sender has been answered.
+    def reserve(self, wanted: int) -> bool:
+        """Return whether so many bytes are free; drop rows that are set aside, to free them."""
+        # The oldest is dropped first. A delivery in progress is never dropped: its sender has been
+        # answered.
         while self.held_bytes + wanted > HELD_BYTES and self.set_aside:
             self.forget(next(iter(self.set_aside.values())))
             self.overflowed = True
@@ -179,7 +179,7 @@ class Deliveries:
         row.state = DeliveryState.DONE
         row.finished_at = now
         if row.attempts < 2:
-            row.last_error = None  # the reason for which it had waited, such as a paused route
+            row.last_error = None  # the reason why it had waited, such as a paused route
         # Enough to see that a redelivery has another body, without keeping the first one.
         row.body_hash = hash(row.raw)
         row.raw = row.next_attempt_at = row.owner = None
@@ -211,13 +211,13 @@ class Deliveries:
         """Return the end time of a delivery whose key alone is remembered, or None."""
         return self.remembered.get(_short(key))
 
-    def keep_other(self, row: MemoryRow, told: EvidenceRecord) -> None:
-        """Keep another body of a row, if there is room and it is not kept already."""
-        size = len(told.raw) + ROW_BYTES
+    def keep_other(self, row: MemoryRow, other: EvidenceRecord) -> None:
+        """Keep another body of a row, within the bounds, unless it is kept already."""
+        size = len(other.raw) + ROW_BYTES
         if len(row.evidence) >= MOST_EVIDENCE or self.evidence_bytes + size > EVIDENCE_BYTES:
             return
-        if all(told.raw != kept.raw for kept in row.evidence):
-            row.evidence = (*row.evidence, told)
+        if all(other.raw != kept.raw for kept in row.evidence):
+            row.evidence = (*row.evidence, other)
             self.evidence_bytes += size
             self.changes += 1
 
@@ -273,9 +273,10 @@ class Deliveries:
         return forgotten
 
     def may_run(self, row: MemoryRow) -> bool:
-        """Return whether ``row`` is the first of its line, and no later one of it is leased.
+        """Return whether ``row`` is the first of its line, and no later row of the line is leased.
 
-        A later one may be: it was leased before this one was put back. A leased row is not asked.
+        A later row may be leased: its lease began before this row was put back. Only called for
+        rows without a lease.
         """
         if not row.ordered or row.subject is None:
             return True
@@ -412,5 +413,5 @@ _MAY_BE_SET_ASIDE = (DeliveryState.RETRYING, DeliveryState.DEAD, DeliveryState.P
 
 
 def _is_set_aside(row: MemoryRow) -> bool:
-    """Whether no worker will run it: it waits for a person, or for the sender's redelivery."""
+    """Return whether no worker will run it: it waits for a person, or for a redelivery."""
     return row.state is not DeliveryState.RETRYING or not row.queued

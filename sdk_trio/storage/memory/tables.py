@@ -1,4 +1,4 @@
-"""Tenants, messages, alerts and the upgrade of a store in memory: SQL tables that no file holds."""
+"""Tenants, messages, alerts, upgrade of a store in memory: a SQLite database without a file."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -54,7 +54,7 @@ class MemoryTables:
         return value
 
     async def run(self, query: Callable[[SqlTransaction], T], /, *, seconds: float = math.inf) -> T:
-        """Run ``query`` and return its result; it takes no time."""
+        """Run ``query`` and return its result."""
         await self._begin()
         return query(self._transaction)
 
@@ -92,14 +92,12 @@ class MemoryUpgrade(SqlUpgrade):
         self._rows = rows
 
     async def count_unassigned(self) -> int:
-        """See :meth:`UpgradeStore.count_unassigned`."""
         await trio.lowlevel.checkpoint()
         return sum(row.tenant_id is None for row in self._rows.by_sequence.values())
 
     async def bodies(
         self, tenant_id: str | None, *, after: int, limit: int
     ) -> Sequence[StoredBody]:
-        """See :meth:`UpgradeStore.bodies`."""
         await trio.lowlevel.checkpoint()
         found = sorted(
             sequence
@@ -110,7 +108,6 @@ class MemoryUpgrade(SqlUpgrade):
         return [StoredBody(row.sequence, row.type, row.raw or b"") for row in rows]
 
     async def assign_batch(self, marker: UpgradeMarker, *, limit: int) -> Assigned:
-        """See :meth:`UpgradeStore.assign_batch`."""
         after = int(marker.position or 0)
         waiting = sorted(sequence for sequence in self._rows.by_sequence if sequence > after)
         if not waiting:

@@ -3,10 +3,10 @@
 On PostgreSQL the table ``arrival_key`` does all of it: ``arrival`` is partitioned
 (:mod:`storage.sql.days`), and a unique index of keys would hold within a partition only. On SQLite
 each page that a transaction changes is written whole, so an index of random keys would cost every
-delivery a page. There the newest arrivals are searched row by row, and every :data:`INDEX_EVERY`
-arrivals all of these are added to ``lookup`` at once, in order: first the segment, which only the
-newest arrivals share, then the term. The price is one step in each segment for a key that is not
-among the newest.
+delivery a page. There the newest arrivals are searched row by row. After every :data:`INDEX_EVERY`
+arrivals, these are added to ``lookup`` at once, ordered by segment and term. Only the newest
+arrivals share a segment, so few pages change. In return, the search for an older key takes one step
+in each segment.
 
 A term is a letter and a text: ``k`` the key, ``s`` the beginning of the subject, ``t`` the type,
 ``n`` the tenant. All functions run in a transaction, which on SQLite is the only one that writes.
@@ -41,7 +41,7 @@ _ARRIVAL_COLUMNS = {
 
 _ADD_ON_SQLITE = Insert("arrival", {"sequence": "bigint", **_ARRIVAL_COLUMNS})
 
-# The sequence is given in the order of the rows.
+# Sequences are given in the order of the rows.
 _ADD_ON_POSTGRESQL = f"""
 fresh AS (
     INSERT INTO arrival_key (delivery_key) SELECT delivery_key FROM brought ORDER BY number
@@ -80,8 +80,8 @@ class Beside:
 
     Args:
         table: its name.
-        columns: the types of its columns by name, without ``sequence``. A ``lease_until`` is in
-            seconds from now where the store has a clock of its own, else a Unix time.
+        columns: the types of its columns by name, without ``sequence``. ``lease_until`` is in
+            seconds from now in a store with its own clock, otherwise a Unix time.
     """
 
     __slots__ = ("by_callers", "by_server", "on_sqlite")
@@ -109,15 +109,15 @@ def add(
     surely_new: bool = False,
     complete: bool = False,
 ) -> list[int | None]:
-    """Add those deliveries whose keys are not known; return their sequences, None for the others.
+    """Add the deliveries whose keys are new; return their sequences, None for the others.
 
     Args:
         tx: the transaction.
         deliveries: of different keys.
         beside: the table of their state.
         states: the values of its columns, for each delivery.
-        surely_new: the caller knows that none of the keys is known.
-        complete: nothing else is done if one is added; see :meth:`SqlTransaction.complete`.
+        surely_new: the caller knows that all keys are new.
+        complete: if one is added, the work is complete; see :meth:`SqlTransaction.complete`.
     """
     if not tx.dialect.is_sqlite:
         insert = beside.by_server if tx.dialect.server_clock else beside.by_callers
@@ -154,6 +154,7 @@ WHERE sequence > {INDEXED} AND delivery_key IN texts(:keys)
 """
 
 # The order of the loops is the order of the tables: one step for each segment and each term.
+# A copy from PostgreSQL may have two rows with one key: the newer one comes last and wins.
 _FIND_INDEXED = """
 SELECT wanted.value, lookup.sequence
 FROM segment CROSS JOIN json_each(:terms) AS wanted CROSS JOIN lookup
@@ -185,7 +186,7 @@ def terms_of(letter: str, texts: Collection[str]) -> str:
     return msgspec.json.encode([letter + text for text in texts]).decode()
 
 
-# The keys of one id are the id itself and those that begin with the id and a dot, as no id has one.
+# The keys of one id are the id itself and those that begin with the id and a dot; no id has a dot.
 # "/" is the character after the dot.
 _OF_ID = """
 SELECT sequence FROM {source} (delivery_key = :id
@@ -199,7 +200,7 @@ WHERE lookup.segment = segment.number AND (lookup.term = 'k' || :id
 
 
 def of_id(tx: SqlTransaction, webhook_id: str) -> list[int]:
-    """Return the sequences of the deliveries of one id, whoever signed them."""
+    """Return the sequences of the deliveries of one id, by all signers."""
     if not tx.dialect.is_sqlite:
         rows = tx.all(_OF_ID.format(source="arrival_key WHERE"), id=webhook_id)
     else:
@@ -209,8 +210,8 @@ def of_id(tx: SqlTransaction, webhook_id: str) -> list[int]:
     return [sequence for (sequence,) in rows]
 
 
-# One more than the last one ever, also where that was removed: who lists deliveries goes on after a
-# sequence, and must not miss one that has got it again.
+# One more than the highest ever, even if that was removed: a listing continues after a sequence,
+# and would miss a delivery that got the same sequence again.
 _LAST_SEQUENCE_ON_SQLITE = """
 SELECT max(coalesce((SELECT max(sequence) FROM arrival), 0),
     (SELECT number FROM tally WHERE name = 'last'))
@@ -288,7 +289,7 @@ def assign(tx: SqlTransaction, sequences: Sequence[int], tenant_id: str) -> int:
 
 # -- removing ----------------------------------------------------------------------------------
 
-# In a query of their own: SQLite finds no rows by the index for a list that is a union.
+# Two statements, because SQLite does not use the index for a union.
 _REMOVE_TERMS = f"""
 DELETE FROM lookup WHERE (segment, term, sequence) IN (SELECT segment, term, sequence FROM (
     {_TERMS.format(which="sequence IN ints(:sequences)")}))
@@ -314,7 +315,7 @@ DELETE FROM arrival_key WHERE sequence IN ints(:sequences) AND delivery_key IN (
 
 
 def remove_keys(tx: SqlTransaction, sequences: Sequence[int]) -> None:
-    """Remove what leads from a key to these deliveries."""
+    """Remove these deliveries from the index of keys."""
     tx.run(_REMOVE_TERMS if tx.dialect.is_sqlite else _REMOVE_KEYS, sequences=list(sequences))
 
 
@@ -325,13 +326,13 @@ def remove_attached(tx: SqlTransaction, sequences: Sequence[int]) -> None:
 
 
 def remove(tx: SqlTransaction, sequences: Sequence[int]) -> int:
-    """Remove deliveries with all that belongs to them; return how many there were."""
+    """Remove deliveries with all their rows; return how many there were."""
     if not sequences:
         return 0
     numbers = list(sequences)
     remove_keys(tx, numbers)
-    # Another process adds evidence and attempts behind a lock of a row of these: the statements
-    # after them see what it has added.
+    # Another process adds evidence and attempts only while it has locked one of these rows, so the
+    # statements after these see what it has added.
     tx.run("DELETE FROM work WHERE sequence IN ints(:sequences)", sequences=numbers)
     done = tx.run("DELETE FROM ended WHERE sequence IN ints(:sequences)", sequences=numbers)
     removed = tx.run("DELETE FROM arrival WHERE sequence IN ints(:sequences)", sequences=numbers)

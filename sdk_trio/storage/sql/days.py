@@ -1,14 +1,14 @@
-"""Days: the partitions of ``arrival`` and ``ended`` on PostgreSQL, which are dropped, not deleted.
+"""Days: the partitions of ``arrival`` and ``ended`` on PostgreSQL, which the retention drops.
 
 A day is a range of sequences, ``number << DAY_BITS`` and up. The next day is opened in two
 transactions: the first makes its partitions, and the second moves the numbering into its range.
-Until then arrivals go into the current day, however long that takes. So an order of sequences
-needs no clock, and a host that writes during the change meets a partition for either number.
+Until then arrivals go into the current day, however long that takes. So sequences rise without
+relying on a clock, and a host that writes during the change finds a partition for either range.
 
 A day whose last delivery is past its retention is closed: the keys of its deliveries are removed in
-batches, and its partitions are replaced by the few rows that have to stay. These rows of all such
-days share one partition. A delivery without a key cannot be changed any more, so a close that
-was cut short goes on with the next pass.
+batches, and its partitions are replaced by the few rows that have to stay. The remaining rows of
+all closed days share one partition. A delivery without a key cannot be changed any more, so the
+next pass continues an interrupted close.
 
 Functions of a transaction.
 """
@@ -22,24 +22,22 @@ from .schema import DAY_BITS, PARTITIONED, attach_day, make_day
 
 DAY_SECONDS = 86_400.0
 
-#: The most rows that a day may leave behind when it is dropped. With more of them, its rows are
-#: deleted one by one.
+#: The most rows that a closed day may leave. With more of them, its rows are deleted one by one.
 MOST_LEFT = 10_000
 
-#: Time after the opening of the next day by which the last arrivals of a day are committed, and by
-#: which the clocks of two hosts differ at most, in seconds.
+#: Time after the opening of the next day until the last arrivals of a day are committed, and the
+#: most by which the clocks of two hosts differ, in seconds.
 SLACK_SECONDS = 3600.0
 
-#: Time that a drop waits for the transactions in progress, while others wait behind it, in
-#: milliseconds.
+#: Time that a drop waits for the transactions in progress, in milliseconds. Others wait behind it.
 DROP_MILLISECONDS = 200
 
 
 class Day(NamedTuple):
-    """A pair of partitions: the days from ``number`` up to ``until``, excluded.
+    """A pair of partitions: the days from ``number`` to before ``until``.
 
     ``opened_at`` is by the store's clock; None: no sequence of it was given yet. ``rest``: it has
-    the rows that earlier days have left.
+    the remaining rows of closed days.
     """
 
     number: int
@@ -54,7 +52,7 @@ class Day(NamedTuple):
 
 
 class OldDays(NamedTuple):
-    """The days that the retention closes, and those whose old rows it deletes one by one."""
+    """The days that the retention closes, and the days whose old rows it deletes one by one."""
 
     close: Sequence[Day]
     by_rows: Sequence[Day]
@@ -69,10 +67,10 @@ def read(tx: SqlTransaction) -> list[Day]:
 
 
 def plan(days: Sequence[Day], before: float) -> OldDays:
-    """Decide about days of which everything that was done before ``before`` may go.
+    """Plan the retention: deliveries that were done before ``before`` may be removed.
 
-    A day of usual length waits until all of it may go. One that was open for longer, because
-    no process has opened the next one, must not keep its rows for so long.
+    A day of usual length waits until all of it may be removed. If a day was open for longer,
+    because no process has opened the next one, its old rows are deleted one by one.
     """
     close, by_rows = [], []
     for day, later in zip(days, [*days[1:], None], strict=True):
@@ -93,7 +91,7 @@ SELECT number, floor(opened_at / {DAY_SECONDS}) < floor(clock() / {DAY_SECONDS})
 FROM day ORDER BY number DESC LIMIT 1
 """
 
-# Of two hosts, the second waits here for the first, and then makes nothing.
+# If two hosts do this at once, the second waits here for the first, and then changes nothing.
 _ADD_DAY = """
 INSERT INTO day (number, until) VALUES (:number, :number + 1)
 ON CONFLICT (number) DO NOTHING RETURNING number
@@ -114,7 +112,7 @@ _MOVE = "SELECT setval('arrival_key_sequence_seq', :last)"
 
 
 def open_next(tx: SqlTransaction, now: float) -> None:
-    """Give the next arrivals sequences of a day whose partitions are committed.
+    """Move the numbering into the next day, whose partitions are committed.
 
     The numbering is moved behind the lock of the day's row, and only upwards: it must never give a
     number twice. A rollback does not move it back.
@@ -140,7 +138,7 @@ SELECT (SELECT count(*) FROM (SELECT 1 FROM work
 
 
 def count_left(tx: SqlTransaction, day: Day, before: float) -> int:
-    """Return how many deliveries a close leaves; any number above :data:`MOST_LEFT` means more."""
+    """Return how many rows a close leaves; the count stops above :data:`MOST_LEFT`."""
     first, end = day.sequences
     (count,) = tx.one(_COUNT_LEFT, first=first, end=end, before=before) or (0,)
     return int(count)
@@ -153,14 +151,14 @@ ORDER BY number DESC LIMIT 1
 
 
 def rest_before(tx: SqlTransaction, day: Day, left: int) -> Day | None:
-    """Return the rest just before a day if it has room for what the day leaves."""
+    """Return the rest just before a day if it can take the rows that the day leaves."""
     row = tx.one(_REST_BEFORE, number=day.number)
     if row is None or not (rest := Day(*row)).rest:
         return None
     return rest if count_left(tx, rest, float("-inf")) + left <= MOST_LEFT else None
 
 
-# Locked, as one that is put back just now must keep its key.
+# Locked, because a delivery that is being put back must keep its key.
 _DONE_OF_DAY = """
 SELECT sequence FROM ended
 WHERE sequence > :after AND sequence < :end AND finished_at < :before
@@ -171,7 +169,7 @@ ORDER BY sequence LIMIT :limit FOR UPDATE
 def forget_keys(
     tx: SqlTransaction, day: Day, before: float, *, after: int | None, limit: int
 ) -> int | None:
-    """Remove the keys of the next deliveries of a day that may go, with attempts and evidence.
+    """Remove the keys of the next old deliveries of a day, with attempts and evidence.
 
     Args:
         tx: the transaction.
@@ -212,15 +210,15 @@ _ADD_REST = "INSERT INTO day VALUES (:number, :until, :opened_at, true)"
 
 
 def drop(tx: SqlTransaction, day: Day, rest: Day | None, before: float) -> int:
-    """Replace the partitions of a day by the rows that have to stay; return how many done go.
+    """Drop the partitions of a day, but for the rows that stay; return how many done went.
 
-    Nothing is written to these partitions meanwhile, but they can be read. In the end the whole
-    tables are locked, for as long as it takes to change the catalog.
+    The partitions can be read meanwhile, but not written. In the end the whole tables are locked,
+    for as long as it takes to change the catalog.
 
     Args:
         tx: the transaction.
         day: a day whose keys are removed.
-        rest: the days just before it whose rows are to share its partition. None: there are none.
+        rest: the days just before it, whose rows will share its partition. None: there are none.
         before: deliveries that were done before this Unix time go.
 
     Raises:
@@ -232,7 +230,7 @@ def drop(tx: SqlTransaction, day: Day, rest: Day | None, before: float) -> int:
     tx.all("SELECT 1 FROM day WHERE number IN ints(:numbers) FOR UPDATE", numbers=numbers)
     found = tx.all(_READ.format(which="WHERE number IN ints(:numbers)"), numbers=numbers)
     if [Day(*row) for row in found] != old:
-        return 0  # another host was faster
+        return 0  # another host has dropped it
     tables = [f"{table}_{number}" for table in PARTITIONED for number in numbers]
     tx.run(f"LOCK TABLE {', '.join(tables)} IN SHARE MODE")
     ended, kept, arrived = _copy_what_stays(tx, old, before)
@@ -269,7 +267,7 @@ def _copy_what_stays(tx: SqlTransaction, old: Sequence[Day], before: float) -> t
         table = f"ended_{each.number}"
         (count,) = tx.one(f"SELECT count(*) FROM {table}") or (0,)
         ended += count
-        # The rest has no key-less rows: its old ones are deleted one by one.
+        # All rows of the rest have keys: its old rows are deleted one by one.
         since = float("-inf") if each.rest else before
         kept += tx.run(_KEEP_DONE.format(left=left, table=table), before=since)
     for each in old:
@@ -283,7 +281,7 @@ def _copy_what_stays(tx: SqlTransaction, old: Sequence[Day], before: float) -> t
 
 # -- what is old ---------------------------------------------------------------------------------
 
-# In the order of an index. What was found and deleted, or could not be, is not found again.
+# In the order of an index, so that no row is found twice, whether it was deleted or not.
 _OLD = """
 SELECT sequence, finished_at FROM ended
 WHERE sequence >= :first AND sequence < :end AND finished_at < :before AND finished_at >= :at
@@ -296,7 +294,7 @@ def find_old(
     tx: SqlTransaction, after: Row | None, *, days: Sequence[Day], before: float, since: float,
     limit: int,
 ) -> list[Row]:  # fmt: skip
-    """Return sequences and ends of deliveries that were done from ``since`` to ``before``.
+    """Return sequences and end times of deliveries that were done from ``since`` to ``before``.
 
     ``after`` is the last row that the last call has returned, ``days`` are neighbors.
     """

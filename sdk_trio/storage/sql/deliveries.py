@@ -19,14 +19,14 @@ parked    work    ``last_error``: the reason                 :func:`replay`, a r
 done      ended   ``finished_at``; no column has the state   the retention, :func:`repeat`
 ========  ======  =========================================  ===================================
 
-``queued`` says who runs the delivery next. True: our workers do, so polls find it. False: the
+``queued`` decides who runs the delivery next. True: our workers do, so polls find it. False: the
 request that brought it runs it (the inline path), or it is dead or parked; if its inline run
 failed, the sender's redelivery is its retry. A ``running`` inline delivery whose process ended
 becomes queued, because no sender may come again.
 
-Functions of a transaction; :class:`Inbox` describes what each means. A run is named by its
-:class:`Lease`: an outcome changes nothing if the lease's token is not the one in the row. Only a
-``retrying`` row has ``next_attempt_at``, and only a leased row has ``lease_owner``.
+Functions of a transaction, described by :class:`Inbox`. A run is named by its :class:`Lease`: an
+outcome changes nothing if the lease's token is not the one in the row. Only a ``retrying`` row has
+``next_attempt_at``, and only a leased row has ``lease_owner``.
 
 Several processes write at once to PostgreSQL. Each decision by the state of a row, and the change
 that follows, are one statement, or the row was locked before.
@@ -61,7 +61,7 @@ from ..admission import (
     ExistingState,
     Known,
     LeaseTerms,
-    standing_of,
+    existing_state,
 )
 from . import arrivals
 from .dialect import Insert, SqlTransaction
@@ -89,7 +89,7 @@ _NEW = Admitted(Admission.NEW)
 
 
 def lane_of(delivery_ordered: bool, tenant_id: str | None, subject: str | None) -> bytes | None:
-    """Return the lane of a delivery; those of one lane run one after the other. None: it has none.
+    """Return the lane of a delivery, None without one. Deliveries of one lane run in order.
 
     A digest, because a subject may be longer than an index takes in.
     """
@@ -116,7 +116,7 @@ _BESIDE_WORK = arrivals.Beside(
     },
 )
 
-# An inline run of this owner's that is claimed once more was never begun, or its end could not be
+# An inline run of this owner that is claimed again was never begun, or its end could not be
 # recorded: it does not count.
 _KNOWN = """
 SELECT coalesce(work.state, 'done'), coalesce(work.queued, ended.queued),
@@ -152,14 +152,14 @@ WHERE sequence = :sequence
 
 _SET_ORDERED = "UPDATE arrival SET ordered = :ordered WHERE sequence = :sequence"
 
-#: The most times that an admission is decided, as the row may change in between.
+#: The most tries of an admission: the row may change in between.
 _TRIES = 10
 
 
 def accept_all(
     tx: SqlTransaction, terms: LeaseTerms, arriving: Sequence[Arriving], *, surely_new: bool = False
 ) -> list[Answer]:
-    """Keep deliveries of different keys for our own workers."""
+    """Store deliveries of different keys for our own workers."""
     return _admit_all(tx, terms, arriving, ACCEPTING, DeliveryState.RECEIVED, surely_new)
 
 
@@ -173,7 +173,7 @@ def claim_all(
 def park(
     tx: SqlTransaction, terms: LeaseTerms, delivery: NewDelivery, reason: str | None = None
 ) -> Admitted:
-    """Keep ``delivery`` without running it, and why."""
+    """Store ``delivery`` as parked, with the reason."""
     arriving = [Arriving(delivery, None)]
     ((admitted, _),) = _admit_all(
         tx, terms, arriving, PARKING, DeliveryState.PARKED, False, reason=reason
@@ -250,8 +250,8 @@ def _admit_known(
 ) -> Answer:
     """Decide on a delivery whose key is known.
 
-    It is decided without a lock first, because most redeliveries change nothing, and once more
-    behind a lock if something is to be changed.
+    The first decision is made without a lock, because most redeliveries change nothing. If a change
+    is needed, it is decided again behind a lock.
     """
     delivery = arriving.delivery
     now = delivery.received_at
@@ -260,13 +260,13 @@ def _admit_known(
         sequence = arrivals.find_one(tx, delivery.key) or 0
         row = tx.one(_KNOWN, sequence=sequence, owner=terms.owner, now=now)
         if row is None:
-            # It was removed after the insert had met it.
+            # It was removed after the insert had found it.
             (added,) = _open(tx, terms, [arriving], state, reason)
             if added is not None:
                 return _NEW, added
             continue
         known, raw, attempts, earlier, generation, *stored = _read_known(terms, row)
-        rule = rules[standing_of(known, now=now, dedup_seconds=terms.dedup_seconds)]
+        rule = rules[existing_state(known, now=now, dedup_seconds=terms.dedup_seconds)]
         if rule.change is Change.NOTHING or sequence == locked:
             break
         tx.one(_LOCK_ARRIVAL, sequence=sequence)
@@ -278,15 +278,14 @@ def _admit_known(
         arrivals.remove(tx, [sequence])
         (added,) = _open(tx, terms, [arriving], state, reason)
         return _NEW, added
-    # After the payload retention there is nothing to compare with, and no reason to suspect the
+    # After the payload retention there is no body to compare with, and no reason to suspect the
     # sender.
     same_body = raw is None or raw == delivery.raw
     if not same_body:
         _keep_other(tx, sequence, delivery)
     if rule.change is Change.NOTHING:
         return Admitted(rule.admission, attempts, same_body), None
-    # A record that was given up begins anew: its earlier attempts are counted apart, so that the
-    # number of allowed ones is whole again.
+    # A restarted delivery counts its attempts from 0; earlier ones are counted separately.
     restart = rule.change in (Change.RESTART, Change.QUEUE)
     if rule.change is Change.QUEUE:
         arriving, state = Arriving(delivery, None), DeliveryState.RECEIVED
@@ -317,7 +316,7 @@ def _readmit(
     restart: bool,
     stored: Sequence[Any],
 ) -> None:
-    """Put a known delivery back to ``state``; ``stored``: its tenant, subject and order."""
+    """Put a known delivery back to ``state``; ``stored`` is its tenant, subject and order."""
     delivery = arriving.delivery
     tenant_id, subject, ordered = stored
     running = state is DeliveryState.RUNNING
@@ -344,8 +343,7 @@ def _readmit(
 
 # -- other bodies under one key ----------------------------------------------------------------
 
-# A sender decides how many bodies come under one key, so no more than a few are kept, and equal
-# ones once.
+# A sender decides how many bodies come under one key, so only a few are kept, and equal ones once.
 _KEEP_OTHER = f"""
 INSERT INTO evidence (sequence, digest, received_at, address, raw, tenant_id)
 SELECT :sequence, :digest, :received_at, :address, :raw, :tenant_id
@@ -359,7 +357,7 @@ _FIRST_BODY = "SELECT raw FROM arrival WHERE sequence = :sequence AND raw IS NOT
 
 
 def keep_other(tx: SqlTransaction, delivery: NewDelivery) -> None:
-    """Keep the body of ``delivery`` beside the first one of its key, if it is another one."""
+    """Store the body of ``delivery`` as evidence, if its key has a different body."""
     sequence = arrivals.find_one(tx, delivery.key) or 0
     row = tx.one(_FIRST_BODY, sequence=sequence)
     if row is not None and row[0] != delivery.raw:
@@ -380,8 +378,8 @@ def _keep_other(tx: SqlTransaction, sequence: int, delivery: NewDelivery) -> Non
 
 # -- runs and their outcomes -------------------------------------------------------------------
 
-# A start that is repeated, because its commit is unknown, counts once. So does one that comes with
-# an outcome which is recorded already: that has ended the lease.
+# A repeated start, whose first commit is unknown, counts once. So does a start that comes with an
+# outcome which is already recorded: that outcome has ended the lease.
 _START_RUN = f"""
 UPDATE work SET state = 'running', attempts = attempts
         + CASE WHEN state = 'running' AND lease_token = :token THEN 0 ELSE 1 END,
@@ -398,7 +396,7 @@ RETURNING sequence
 
 
 class RunStart(msgspec.Struct, frozen=True, gc=False):
-    """The start of a run: its delivery, the token of its lease, when, and whether it is alone.
+    """The start of a run: its delivery, the lease's token, the time, and whether it is alone.
 
     ``with_outcome``: it is recorded together with the outcome of its run, and changes nothing
     without the lease. Otherwise it takes the lease, unless another owner has it.
@@ -412,7 +410,7 @@ class RunStart(msgspec.Struct, frozen=True, gc=False):
 
 
 def start_all(tx: SqlTransaction, terms: LeaseTerms, starts: Sequence[RunStart]) -> list[bool]:
-    """Begin runs: one more attempt. False: nothing has changed, the run is not ours."""
+    """Start runs, one more attempt each. False: no change, we do not hold the lease."""
     values: list[dict[str, Any]] = [
         {
             "sequence": each.sequence,
@@ -431,7 +429,7 @@ def start_all(tx: SqlTransaction, terms: LeaseTerms, starts: Sequence[RunStart])
 
 
 class RunEnd(msgspec.Struct, frozen=True, gc=False):
-    """A run that ended well: its lease, when, and when it began if its start may be unrecorded."""
+    """The success of a run: its lease, its end, and its start if that may be unrecorded."""
 
     sequence: int
     token: int
@@ -439,8 +437,8 @@ class RunEnd(msgspec.Struct, frozen=True, gc=False):
     begun: float | None = None
 
 
-# A run that has lost its lease changes nothing. No two leases have the same token, so the two lists
-# name pairs.
+# A run that has lost its lease changes nothing. Tokens are unique, so the two lists need not be
+# compared as pairs.
 _TAKE_OUT = f"""
 DELETE FROM work
 WHERE sequence IN ints(:sequences) AND lease_token IN ints(:tokens) AND {unfinished()}
@@ -497,7 +495,7 @@ _BESIDE_ENDED = arrivals.Beside(
 
 
 def end_all(tx: SqlTransaction, terms: LeaseTerms, runs: Sequence[RunEnd]) -> list[bool]:
-    """Record runs that ended well. False: nothing has changed, the run is not ours."""
+    """Record successful runs. False: no change, we do not hold the lease."""
     if not tx.dialect.is_sqlite:
         ended = {row[0] for row in tx.complete(_END, **_columns_of(runs))}
         if ended:
@@ -511,8 +509,8 @@ def end_all(tx: SqlTransaction, terms: LeaseTerms, runs: Sequence[RunEnd]) -> li
         run = ends.pop(sequence)
         if run.begun is not None and state != "running":
             attempts, started_at = attempts + 1, run.begun
-        # Without a failed run, the last error is the reason for which it had waited, such as a
-        # paused route, and that is over.
+        # Without a failed run, the last error is the reason why it had waited, such as a paused
+        # route, and that is over.
         error = error if attempts > 1 else None
         rows.append(
             (
@@ -544,7 +542,7 @@ def _columns_of(runs: Sequence[RunEnd]) -> dict[str, list[Any]]:
 
 
 class Ran(msgspec.Struct, frozen=True, gc=False):
-    """The first inline run of a delivery, which has ended well."""
+    """The successful first inline run of a delivery."""
 
     delivery: NewDelivery
     token: int
@@ -556,8 +554,8 @@ def add_done(
 ) -> list[None]:
     """Record deliveries of different keys together with their inline runs.
 
-    Should one be known after all, because another process has just kept it, the run ends that
-    record, unless another owner holds it.
+    If a key is known after all, because another process has just stored it, the run ends that
+    record, unless another owner holds its lease.
     """
     new = [run.delivery for run in runs]
     rows = [(False, 1, float(run.delivery.received_at), run.finished_at) for run in runs]
@@ -578,7 +576,7 @@ def record_run(
     outcome: Outcome,
     now: float,
 ) -> None:
-    """Record an inline run that has ended: claim and outcome in one transaction."""
+    """Record the claim and the outcome of an inline run in one transaction."""
     ((admitted, sequence),) = claim_all(tx, terms, [Arriving(delivery, token)])
     if admitted.admission is Admission.NEW and sequence is not None:
         finish(tx, terms, Lease(sequence, token), outcome, now)
@@ -631,7 +629,7 @@ VALUES (:sequence, :number, :started_at, :finished_at, :error, :place, :tracebac
 
 
 def join(tx: SqlTransaction, lease: Lease) -> None:
-    """Note that a run is not alone any more."""
+    """Note that a run now runs beside others."""
     tx.run(_JOIN, sequence=lease.sequence, token=lease.token)
 
 
@@ -646,7 +644,7 @@ def note_reason(tx: SqlTransaction, sequence: int, reason: str) -> None:
 def finish(
     tx: SqlTransaction, terms: LeaseTerms, lease: Lease, outcome: Outcome, now: float
 ) -> None:
-    """Record the outcome of a run; nothing if its lease is not ours any more."""
+    """Record the outcome of a run; a no-op if we do not hold its lease any more."""
     ours = {"sequence": lease.sequence, "token": lease.token, "now": now}
     match outcome:
         case Done(answer, reason):
@@ -710,7 +708,8 @@ def _add_attempt(
     tx.run(
         _ADD_ATTEMPT,
         sequence=sequence,
-        # A body that cannot be decoded is dead without a run; it is recorded as the first attempt.
+        # A body that cannot be decoded is dead without a run; this is recorded as the first
+        # attempt.
         number=max(attempts, 1),
         started_at=now if started_at is None else started_at,
         finished_at=now,
@@ -741,8 +740,8 @@ def count_ends(
 
 # -- putting back --------------------------------------------------------------------------------
 
-# Nothing that another process holds is put back, and nothing whose body the retention has removed:
-# it could not be run.
+# A delivery under another process's lease is not put back, nor one whose body the retention has
+# removed: it could not be run.
 _REPLAY = """
 UPDATE work SET state = 'received', queued = true,
     earlier_attempts = earlier_attempts + attempts, attempts = 0, process_ends = 0,
@@ -754,7 +753,7 @@ WHERE sequence IN ints(:sequences) AND state IN ('dead', 'parked', 'retrying')
 RETURNING sequence
 """
 
-# Locked first, as one that is being removed must not come back.
+# Locked first, because a delivery that is being removed must not come back.
 _LOCK_ARRIVALS = """
 SELECT sequence FROM arrival WHERE sequence IN ints(:sequences) ORDER BY sequence
 FOR NO KEY UPDATE
@@ -787,7 +786,7 @@ _ADD_REPEATED = Insert(
 
 
 def replay(tx: SqlTransaction, keys: Sequence[str]) -> list[str]:
-    """Put dead, parked and waiting deliveries back; return the keys that were, each once."""
+    """Put dead, parked and waiting deliveries back; return their keys, each once."""
     keys = list(dict.fromkeys(keys))
     sequences = arrivals.find(tx, keys)
     found = {sequence for (sequence,) in tx.all(_REPLAY, sequences=list(sequences.values()))}
@@ -796,7 +795,7 @@ def replay(tx: SqlTransaction, keys: Sequence[str]) -> list[str]:
 
 
 def repeat(tx: SqlTransaction, keys: Sequence[str]) -> list[str]:
-    """Put done deliveries back, each as its next generation; return the keys that were."""
+    """Put done deliveries back, each as its next generation; return their keys."""
     keys = list(dict.fromkeys(keys))
     sequences = arrivals.find(tx, keys)
     locked = [row[0] for row in tx.all(_LOCK_ARRIVALS, sequences=list(sequences.values()))]
@@ -821,8 +820,8 @@ def repeat(tx: SqlTransaction, keys: Sequence[str]) -> list[str]:
 
 # -- retention ---------------------------------------------------------------------------------
 
-# As redelivery and replay do, retention locks the row of `arrival` before any other. It skips what
-# they have locked: that is not old any more, or the next pass finds it.
+# Like redelivery and replay, the retention locks the row of `arrival` before any other. It skips
+# rows that they have locked: those are not old any more, or the next pass finds them.
 _LOCK_FREE_ARRIVALS = """
 SELECT sequence FROM arrival WHERE sequence IN ints(:sequences) ORDER BY sequence
 FOR UPDATE SKIP LOCKED
@@ -844,10 +843,10 @@ UPDATE arrival SET raw = NULL WHERE sequence IN ints(:sequences) AND raw IS NOT 
 
 
 def delete_bodies(tx: SqlTransaction, sequences: Sequence[int], before: float) -> int:
-    """Delete the bodies of those that are still done, and were before that time; count them.
+    """Delete the bodies of deliveries that are still done and ended before that time; count them.
 
-    A reader found them outside of this transaction: one may have been put back meanwhile. Other
-    bodies under their keys are deleted with them.
+    A reader found them outside of this transaction, so some may have been put back meanwhile. Their
+    evidence is deleted, too.
     """
     old = _lock_old(tx, sequences, _STILL_DONE, before=before)
     dropped = tx.run(_DROP_BODIES, sequences=old)
@@ -856,12 +855,12 @@ def delete_bodies(tx: SqlTransaction, sequences: Sequence[int], before: float) -
 
 
 def delete_done(tx: SqlTransaction, sequences: Sequence[int], before: float) -> int:
-    """Delete those that are still done, and were before that time; count them."""
+    """Delete deliveries that are still done and ended before that time; count them."""
     return arrivals.remove(tx, _lock_old(tx, sequences, _STILL_DONE, before=before))
 
 
 def delete_parked(tx: SqlTransaction, sequences: Sequence[int], before: float) -> int:
-    """Delete those that are still parked; count them. ``before`` was asked by the reader."""
+    """Delete deliveries that are still parked; count them. The reader has checked ``before``."""
     return arrivals.remove(tx, _lock_old(tx, sequences, _STILL_PARKED))
 
 
@@ -869,7 +868,7 @@ def _lock_old(tx: SqlTransaction, sequences: Sequence[int], still: str, **values
     numbers = list(sequences)
     if not tx.dialect.is_sqlite:
         numbers = [row[0] for row in tx.all(_LOCK_FREE_ARRIVALS, sequences=numbers)]
-    # A statement of its own: it sees what was committed before the locks were taken.
+    # A separate statement: it sees changes that were committed before the locks were taken.
     return [row[0] for row in tx.all(still, sequences=numbers, **values)]
 
 
@@ -884,13 +883,13 @@ DELETE FROM evidence WHERE id IN (SELECT id FROM evidence WHERE tenant_id = :ten
 
 
 def erase(tx: SqlTransaction, sequences: Sequence[int], tenant_id: str) -> int:
-    """Delete those that are the tenant's, whatever their state; count them."""
+    """Delete those deliveries that are the tenant's, in any state; count them."""
     rows = tx.all(_STILL_OWNED, sequences=list(sequences), tenant_id=tenant_id)
     return arrivals.remove(tx, [sequence for (sequence,) in rows])
 
 
 def erase_evidence(tx: SqlTransaction, tenant_id: str, limit: int) -> int:
-    """Delete up to ``limit`` bodies of the tenant's that came under others' keys; count them."""
+    """Delete up to ``limit`` of the tenant's bodies under keys of other deliveries; count them."""
     return tx.run(_EVIDENCE_OF, tenant_id=tenant_id, limit=limit)
 
 
@@ -911,7 +910,7 @@ _FORGET_CHECKPOINT = "DELETE FROM checkpoint WHERE name = :name"
 def write_checkpoint(
     tx: SqlTransaction, name: str, value: str | None, *, once: bool = False
 ) -> None:
-    """Keep ``value`` under ``name``, with ``once`` unless one is kept there; None forgets it."""
+    """Store ``value`` under ``name``, with ``once`` only if there is none; None removes it."""
     if value is None:
         tx.run(_FORGET_CHECKPOINT, name=name)
     else:

@@ -1,14 +1,14 @@
-"""Leases: claiming due deliveries, renewing, giving up and taking over; leases of single tasks.
+"""Leases: claim, renew, give up and take over deliveries; leases of single tasks.
 
 A lease is a token in the row of a delivery, with an owner and a deadline. Every claim writes a new
-token, and an outcome has to name it. Whatever an owner has in the store and does not hold in memory
-is given up at its next renewal, and what nobody renews expires. So a call that was abandoned, a
-late commit and a lost answer need no undo.
+token, and an outcome has to name it. A renewal gives up every lease of its owner that the owner
+does not hold in memory, and a lease without renewal expires. So an abandoned call, a late commit
+and a lost answer need no undo.
 
-Functions of a transaction; :class:`Inbox` describes what each means. A claim passes over rows that
-another process is just claiming (``SKIP LOCKED``), so any number of processes claim at the same
-time. Of a lane only the first unfinished delivery is claimed. For two hosts at the same moment a
-unique index of PostgreSQL holds that.
+Functions of a transaction, described by :class:`Inbox`. A claim skips rows that another process is
+claiming (``SKIP LOCKED``), so any number of processes claim at the same time. Only the first
+unfinished delivery of a lane is claimed. If two hosts claim at the same moment, a unique index of
+PostgreSQL ensures that.
 """
 
 import os
@@ -30,7 +30,7 @@ from .dialect import SqlTransaction
 from .reads import by_sequence
 from .schema import unfinished
 
-#: The lanes of which one poll asks for the first delivery: 2 ms of work.
+#: The number of lanes that one poll reads: 2 ms of work.
 LANES: Final = 200
 
 
@@ -46,11 +46,11 @@ new_token = partial(_tokens.getrandbits, 61)
 # -- claiming ------------------------------------------------------------------------------------
 
 
-# Written so that only the indexes of the lanes fit: a planner that knows nothing of the table would
-# otherwise read all of it. A later one of the lane may be leased: it was claimed before the earlier
-# one was put back, or was committed.
+# Written so that only the indexes of the lanes match: a planner without statistics would otherwise
+# read the whole table. A later delivery of the lane may be leased: it was claimed before the
+# earlier one was put back, or was committed.
 def _is_first(this: str) -> str:
-    """Return SQL that says whether the row of ``work`` with this alias is the first of its lane."""
+    """Return SQL that is true if the row of ``work`` with this alias is the first of its lane."""
     return f"""
 ({this}.lane IS NULL OR ({this}.sequence = (
     SELECT other.sequence FROM work AS other
@@ -62,15 +62,32 @@ def _is_first(this: str) -> str:
 """
 
 
-_IS_WAITING = "queued AND state = 'received' AND lease_owner IS NULL AND policy IS NULL"
+def _waiting(work: str) -> str:
+    """Return SQL that is true if the row with this alias waits for a worker."""
+    return (
+        f"{work}.queued AND {work}.state = 'received' AND {work}.lease_owner IS NULL "
+        f"AND {work}.policy IS NULL"
+    )
 
-_IS_RETRYING = "queued AND state = 'retrying' AND lease_owner IS NULL AND policy IS NULL"
 
-# A deadline further ahead than any lease lasts was written by a wrong clock. The owners are two
-# ranges of an index: for an inequality each claim would read our own leases.
-_HAS_EXPIRED = f"""
-lease_owner IS NOT NULL AND (lease_owner < :owner OR lease_owner > :owner)
-    AND (lease_until <= clock() OR lease_until > clock() + :seconds + {CLOCK_SLACK_SECONDS})
+def _retrying(work: str) -> str:
+    """Return SQL that is true if the row with this alias waits for the time of its retry."""
+    return (
+        f"{work}.queued AND {work}.state = 'retrying' AND {work}.lease_owner IS NULL "
+        f"AND {work}.policy IS NULL"
+    )
+
+
+def _expired(work: str) -> str:
+    """Return SQL that is true if another owner's lease of the row with this alias has expired.
+
+    A deadline further ahead than any lease lasts was written by a wrong clock. The owners are two
+    ranges of an index: with an inequality each claim would read our own leases.
+    """
+    return f"""
+{work}.lease_owner IS NOT NULL AND ({work}.lease_owner < :owner OR {work}.lease_owner > :owner)
+    AND ({work}.lease_until <= clock()
+        OR {work}.lease_until > clock() + :seconds + {CLOCK_SLACK_SECONDS})
 """
 
 
@@ -79,45 +96,45 @@ def _in_order(order: str = "sequence") -> str:
 
 
 def _first(which: str, *, order: str = "sequence") -> str:
-    """Return SQL that finds and locks those which are first in their lanes."""
+    """Return SQL that finds and locks the rows that are first in their lanes."""
     first = _is_first("this")
     return f"SELECT sequence FROM work AS this WHERE {which} AND {first} {_in_order(order)}"
 
 
-# An order that the primary key does not have: in the order of that key, a planner reads all rows
-# rather than to sort the few that an index finds.
+# Not the order of the primary key: a planner would read all rows by that key, instead of sorting
+# the few that an index finds.
 _SORTED = "sequence + 0"
 
 
-# Deliveries without a lane, which wait for no other one.
+# Deliveries without a lane, which do not wait for others.
 _FIND_WAITING = f"""
-SELECT sequence FROM work WHERE {_IS_WAITING} AND lane IS NULL {_in_order("lane, sequence")}
+SELECT sequence FROM work WHERE {_waiting("work")} AND lane IS NULL {_in_order("lane, sequence")}
 """
-# Not in the words of the index of the waiting ones: PostgreSQL would read all of that rather than
-# look for each by the primary key.
+# Written so that the index of waiting rows does not match: PostgreSQL would read all of it, instead
+# of finding each row by the primary key.
 _FIND_IN_LANES = _first(
     "sequence IN ints(:firsts) AND queued AND state = 'received' AND coalesce(lease_owner, '') = ''"
 )
-_FIND_RETRYING = _first(f"{_IS_RETRYING} AND next_attempt_at <= clock()", order=_SORTED)
-# Also those that are not first: their leases keep the first one waiting, and no one renews them.
+_FIND_RETRYING = _first(f"{_retrying('this')} AND next_attempt_at <= clock()", order=_SORTED)
+# Also deliveries that are not first: their expired leases block the first one.
 _FIND_EXPIRED = f"""
 SELECT sequence, state, {_is_first("this")} AS is_first FROM work AS this
-WHERE {_HAS_EXPIRED} AND queued AND {unfinished()} {_in_order(_SORTED)}
+WHERE {_expired("this")} AND queued AND {unfinished()} {_in_order(_SORTED)}
 """
 
-# One that is asked for may be ours already.
+# A suspect may be leased by us already.
 _FIND_SUSPECTS = _first(
     "process_ends > 0 AND state = 'received' AND queued "
     "AND (lease_owner IS NULL OR lease_owner = :owner)"
 )
 
-# Those of a group that wait for its limits, and those of them that are suspects.
+# Deliveries of a group that wait for its limits, and those of them that are suspects.
 _FIND_IN_GROUP = _first("policy = :policy AND lease_owner IS NULL")
 _FIND_SUSPECTS_OF_GROUP = _first(
     "policy = :policy AND lease_owner IS NULL AND sequence IN ints(:suspects)"
 )
 
-# All kinds in one statement, which is one round trip.
+# All kinds in one statement, to save round trips.
 _FIND_DUE = f"""
 WITH waiting AS ({_FIND_WAITING}), in_lanes AS ({_FIND_IN_LANES}), retrying AS ({_FIND_RETRYING}),
     expired AS ({_FIND_EXPIRED})
@@ -130,16 +147,17 @@ UNION ALL SELECT sequence, state, is_first FROM expired
 # many deliveries wait in it. The row without a lane has the time of the next retry.
 _NEXT_LANES = f"""
 WITH RECURSIVE step (lane, number) AS (
-    SELECT (SELECT lane FROM work WHERE {_IS_WAITING} AND lane > :lane ORDER BY lane LIMIT 1), 1
-    UNION ALL SELECT (SELECT work.lane FROM work WHERE {_IS_WAITING} AND work.lane > step.lane
-        ORDER BY work.lane LIMIT 1), number + 1
+    SELECT (SELECT lane FROM work
+        WHERE {_waiting("work")} AND lane > :lane ORDER BY lane LIMIT 1), 1
+    UNION ALL SELECT (SELECT work.lane FROM work
+        WHERE {_waiting("work")} AND work.lane > step.lane ORDER BY work.lane LIMIT 1), number + 1
     FROM step WHERE step.lane IS NOT NULL AND number < {LANES}
 )
-SELECT lane, (SELECT min(sequence) FROM work WHERE {_IS_WAITING} AND work.lane = step.lane),
+SELECT lane, (SELECT min(sequence) FROM work WHERE {_waiting("work")} AND work.lane = step.lane),
     CAST(NULL AS float8)
 FROM step WHERE lane IS NOT NULL
 UNION ALL SELECT NULL, NULL, (SELECT min(local(next_attempt_at)) FROM work
-    WHERE {_IS_RETRYING} AND next_attempt_at > clock())
+    WHERE {_retrying("work")} AND next_attempt_at > clock())
 """
 
 _LEASE_DELIVERIES = """
@@ -152,10 +170,10 @@ WHERE sequence IN ints(:sequences) RETURNING sequence, failed_at IS NULL
 
 
 class Place(msgspec.Struct, frozen=True):
-    """The place at which a poll has ended, and the next one goes on.
+    """The place where a poll ended, and where the next one continues.
 
-    ``lane`` is the last lane that was asked, empty after the last one of all. ``left``: a poll
-    since the first lane has found more than it claimed.
+    ``lane`` is the last lane that was read; empty: the next poll begins with the first one.
+    ``left``: a poll since the first lane has found more than it claimed.
     """
 
     lane: bytes = b""
@@ -186,14 +204,14 @@ def claim_due(
 ) -> Claimed:
     """Claim due deliveries, oldest arrival first among those that this poll asks for.
 
-    An ordered delivery is due only when it is the first of its lane. A poll that asked all that
-    wait would take a second with tens of thousands, so each asks for the first ones of the next
-    :data:`LANES` lanes. There is more until polls have gone through all lanes and left nothing.
+    An ordered delivery is due only when it is the first of its lane. Reading tens of thousands of
+    lanes would take a second, so each poll reads the next :data:`LANES` lanes. ``more`` is true
+    until polls have read all lanes and claimed all they found.
 
     Args:
         tx: the transaction.
         terms: the owner, and the duration of a lease.
-        place: where the poll before has ended.
+        place: where the previous poll ended.
         limit: the most deliveries.
         now: Unix seconds.
         overdue: take over leases of others that have expired.
@@ -206,7 +224,7 @@ def claim_due(
     end = max(lanes) if len(lanes) == LANES else b""
     found = tx.all(
         _FIND_DUE,
-        # One more than wanted tells whether there are more.
+        # One more than the limit, to know whether there are more.
         limit=most + 1,
         firsts=[*lanes.values()],
         owner=terms.owner,
@@ -225,8 +243,8 @@ def claim_due(
     free = [row for row in found[:most] if row[0] not in groups]
     chosen = [sequence for sequence, _ in free[:limit]]
     expired = [sequence for sequence, state in free[:limit] if state is not None]
-    # The owner has not renewed its lease: its process hangs or is gone, so a run of it counts as
-    # one that ended the process.
+    # The owner has not renewed its lease: its process hangs or has ended, so its run counts as one
+    # that ended the process.
     running = [sequence for sequence, state in (*free[:limit], *held) if state == "running"]
     running += [sequence for sequence, state, _ in blocking if state == "running"]
     _cut_short(tx, terms, running, sole=False)
@@ -320,8 +338,8 @@ def claim_suspects(
 
 # -- renewing and giving up ----------------------------------------------------------------------
 
-# A handler whose effects are one transaction with the end of its event has locked the row, and no
-# one else takes it. To wait for such a row would hold up every commit of this process.
+# A handler whose effects are in one transaction with the end of its event has locked the row.
+# Waiting for such a row would delay every commit of this process.
 _LEASED_BY_US = f"""
 SELECT work.sequence, work.lease_token FROM work
 WHERE lease_owner = :owner AND {unfinished()} FOR NO KEY UPDATE SKIP LOCKED
@@ -361,15 +379,15 @@ def renew(
     *,
     now: float,
 ) -> Renewed:
-    """Extend the leases of this owner with the ``tokens``, and give up all others of it.
+    """Extend this owner's leases with the ``tokens``, and give up its other leases.
 
-    ``leases`` are those of runs, by key; one that another owner has is reported as lost.
+    ``leases`` are the leases of runs, by key; a lease that another owner has is reported as lost.
     """
     ours = tx.all(_LEASED_BY_US, owner=terms.owner)
     kept = [sequence for sequence, token in ours if token in tokens]
     stray = [sequence for sequence, token in ours if token not in tokens]
     if kept:
-        # Not a change that others have to look for.
+        # Other processes need not see this change.
         tx.run(_RENEW_LEASES, sequences=kept, seconds=terms.lease_seconds, now=now)
     if stray:
         tx.run(_GIVE_UP, sequences=stray)
@@ -384,7 +402,7 @@ def renew(
 
 
 def release(tx: SqlTransaction, leases: Sequence[Lease]) -> frozenset[int]:
-    """Give up those leases whose run was never started; return the sequences of these."""
+    """Give up the leases whose run was never started; return their sequences."""
     sequences, tokens = [each.sequence for each in leases], [each.token for each in leases]
     released = tx.all(_RELEASE_LEASES, sequences=sequences, tokens=tokens)
     if released:
@@ -397,7 +415,7 @@ def release(tx: SqlTransaction, leases: Sequence[Lease]) -> frozenset[int]:
 _LEASED_BY_OTHERS = f"""
 SELECT sequence, state FROM work
 WHERE {unfinished()} AND lease_owner IS NOT NULL AND lease_owner <> :owner
-    AND (NOT CAST(:shared AS boolean) OR ({_HAS_EXPIRED}) OR lease_owner = :dead
+    AND (NOT CAST(:shared AS boolean) OR ({_expired("work")}) OR lease_owner = :dead
         OR substr(lease_owner, 1, length(:dead) + 1) = :dead || '.')
 FOR UPDATE SKIP LOCKED
 """
@@ -407,9 +425,9 @@ SELECT sequence, state, process_ends FROM work
 WHERE {unfinished()} AND lease_owner = :owner FOR UPDATE
 """
 
-# The first start of a delivery is not waited for, so its process may have ended in that run without
-# a trace. Whoever takes the lease of a process that is gone says so by a time of failure in 1970:
-# that delivery's next start is waited for and counted (docs/adr/0047).
+# The first start of a delivery is not awaited, so its process may have ended in that run without a
+# trace. When a lease of an ended process is taken away, `failed_at` is set to 1970: the next start
+# of that delivery is then awaited and counted (docs/adr/0047).
 _FREE_LEASES = """
 UPDATE work SET lease_owner = NULL, lease_token = NULL, lease_until = NULL,
     failed_at = coalesce(failed_at, 0)
@@ -422,7 +440,7 @@ UPDATE work SET lease_owner = :heir, lease_token = NULL, lease_until = clock() +
 WHERE sequence IN ints(:sequences)
 """
 
-# The end of the run is taken from the last renewal of its lease, the last sign of life.
+# The last renewal of the lease is taken as the end of the run.
 _RECORD_ENDS = """
 INSERT INTO attempt (sequence, number, started_at, finished_at, error)
 SELECT sequence, attempts, begun, CASE WHEN seen > begun THEN seen ELSE begun END, :error
@@ -452,7 +470,7 @@ def _cut_short(tx: SqlTransaction, terms: LeaseTerms, sequences: list[int], *, s
 def recover(tx: SqlTransaction, terms: LeaseTerms, *, dead: str | None = None) -> int:
     """Take away the leases of other owners; return how many.
 
-    In a shared store those that have expired, and those of ``dead`` and of its processes.
+    In a shared store, only expired leases, and those of ``dead`` and of its processes.
     """
     held = tx.all(
         _LEASED_BY_OTHERS,
@@ -463,7 +481,7 @@ def recover(tx: SqlTransaction, terms: LeaseTerms, *, dead: str | None = None) -
         now=clock.wall(),
     )
     running = [sequence for sequence, state in held if state == "running"]
-    # If the dead process held nothing else, this run has ended it, and needs no quarantine to prove
+    # If the dead process held nothing else, this run has ended it, and no quarantine has to prove
     # that (ADR 23).
     _cut_short(tx, terms, running, sole=len(held) == 1)
     if held:
@@ -477,7 +495,7 @@ def take_over(tx: SqlTransaction, terms: LeaseTerms, owner: str, *, heir: str, n
     held = tx.all(_LEASED_BY_OWNER, owner=owner)
     running = [sequence for sequence, state, _ in held if state == "running"]
     _cut_short(tx, terms, running, sole=len(held) == 1)
-    # One that the dead owner was left itself, and has not tried yet, goes on to its heir.
+    # A suspect that the dead owner had inherited and not run yet passes to its heir.
     suspects = [row[0] for row in held if row[1] == "running" or row[2]]
     others = [row[0] for row in held if row[0] not in suspects]
     if others:
@@ -489,8 +507,8 @@ def take_over(tx: SqlTransaction, terms: LeaseTerms, owner: str, *, heir: str, n
     return len(held)
 
 
-# A clock that was ahead when a retry was planned would make it wait for hours after it was set
-# right. By a clock at 0 every retry was decided in the future.
+# If a clock was ahead when a retry was planned, the retry would wait for hours after the clock was
+# corrected. With `now` 0, every retry was decided in the future.
 _RESCHEDULE = """
 UPDATE work SET next_attempt_at = clock(), failed_at = clock()
 WHERE state = 'retrying' AND queued AND next_attempt_at > clock()
@@ -500,7 +518,7 @@ WHERE state = 'retrying' AND queued AND next_attempt_at > clock()
 
 
 def reschedule(tx: SqlTransaction, *, now: float) -> int:
-    """Make due the retries that were decided in the future; return their number."""
+    """Make the retries due that were decided in the future; return their number."""
     all_of_them = now == 0 and tx.dialect.server_clock
     changed = tx.run(_RESCHEDULE, now=now, all=all_of_them, slack=CLOCK_SLACK_SECONDS)
     if changed:
@@ -519,7 +537,7 @@ WHERE held.owner = excluded.owner OR held.until <= clock()
 RETURNING term
 """
 
-# Locked until the commit, so that no other owner begins a term in between.
+# Locked until the commit, so that no other owner begins a term meanwhile.
 _TERM = "SELECT owner, term FROM lease WHERE name = :name FOR UPDATE"
 
 #: The lease of the host that leads the others, and of the one that upgrades from a single tenant.
@@ -540,7 +558,7 @@ def require_term(tx: SqlTransaction, owner: str, term: int, *, name: str = LEADE
     if tx.one(_TERM, name=name) != (owner, term):
         did = "led the others" if name == LEADER else "ran the upgrade"
         raise TermEndedError(
-            f"this host {did} in term {term}, which is over: another one may go on"
+            f"this host {did} in term {term}, which is over: another host may have the lease"
         )
 
 

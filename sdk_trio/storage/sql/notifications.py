@@ -1,8 +1,7 @@
 """Messages to site managers.
 
-Functions of a transaction, of which :class:`SqlNotifications` is made; :class:`NotificationStore`
-says what each means. Only a ``retrying``
-row has ``next_attempt_at``.
+Functions of a transaction; :class:`SqlNotifications` has them as methods, and
+:class:`NotificationStore` describes them. Only a ``retrying`` row has ``next_attempt_at``.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -181,7 +180,7 @@ def enlist(
 ) -> Enlisted:
     """Give the next transitions their messages, and skip messages that wait on other channels."""
     skipped = tx.run(_SKIP_OTHERS, reason=SWITCHED_OFF, now=now, channels=list(channels))
-    # Locked, so that of two processes one enlists a transition, and the position only grows.
+    # Locked, so that only one of two processes enlists a transition, and the position only grows.
     reached = position(tx, lock=True)
     # First run: start at the newest transition; older ones are not announced (ADR 13).
     if reached is None:
@@ -210,14 +209,14 @@ def enlist(
 
 def _set_first_position(tx: SqlTransaction) -> None:
     newest = str(_newest(tx))
-    # A position that another process has set since this one found none is kept: transitions after
-    # it are announced.
+    # If another process has set the position meanwhile, it is kept: transitions after it are
+    # announced.
     write_checkpoint(tx, POSITION, newest, once=True)
     tx.run(_SWITCH_ON, name=POSITION, silent=SILENT, newest=newest)
 
 
 def switch_off(tx: SqlTransaction) -> None:
-    """Replace the position by the mark that notifications are off."""
+    """Replace the position by the mark for switched off."""
     write_checkpoint(tx, POSITION, SILENT)
 
 
@@ -243,8 +242,8 @@ lease_owner IS NOT NULL AND lease_owner <> :owner
     AND (NOT CAST(:shared AS boolean) OR lease_until <= clock())
 """
 
-# A message that was being sent may have arrived. It is sent again only where its receiver can tell
-# a repetition; else people decide.
+# A message that was being sent may have arrived. It is sent again only if its receiver can detect
+# the repetition; otherwise people decide.
 _FREE_MESSAGES = f"""
 UPDATE notification SET lease_owner = NULL, lease_until = NULL, next_attempt_at = NULL,
     state = CASE WHEN state = 'sending' AND NOT repeatable THEN 'unknown' ELSE 'pending' END,
@@ -267,7 +266,7 @@ UPDATE notification SET lease_owner = NULL, lease_until = NULL, state = 'pending
 WHERE {sendable()} AND state IN ('pending', 'retrying') AND lease_owner = :owner
 """
 
-# A message is named by its sequence and its channel.
+# The key of a message in texts: its sequence and its channel.
 _IS_HELD = "CAST(sequence AS text) || ' ' || channel IN texts(:held)"
 
 _RENEW_MESSAGES = f"""
@@ -279,7 +278,7 @@ WHERE {sendable()} AND lease_owner = :owner AND {_IS_HELD}
 def take_due(
     tx: SqlTransaction, terms: LeaseTerms, channel: str, *, limit: int, now: float
 ) -> DueNotifications:
-    """Lease due messages of one channel, oldest transition first."""
+    """Lease the due messages of one channel, oldest transition first."""
     values: dict[str, Any] = {"channel": channel, "owner": terms.owner, "now": now}
     lost = _free(tx, f"channel = :channel AND {_EXPIRED_MESSAGES}", **values).lost
     found = [sequence for (sequence,) in tx.all(_FIND_DUE_MESSAGES, **values, limit=limit + 1)]
@@ -426,12 +425,10 @@ class SqlNotifications(SqlPart):
     counts = on_reader(counts)
 
     async def renew(self, ids: Collection[NotificationId], *, now: float) -> Recovered:
-        """See :meth:`NotificationStore.renew`."""
         terms, held = self._terms, tuple(ids)
         return await self._commits.submit(lambda tx: renew(tx, terms, held, now))
 
     async def retry(self, ids: Sequence[NotificationId]) -> Sequence[NotificationId]:
-        """See :meth:`NotificationStore.retry`."""
         chosen = tuple(ids)
         return await self._commits.submit(lambda tx: retry(tx, chosen))
 

@@ -29,7 +29,7 @@ LEFT JOIN work ON work.sequence = arrival.sequence
 LEFT JOIN ended ON ended.sequence = arrival.sequence
 """
 
-# The first and the last tell PostgreSQL which partitions it may leave alone.
+# By the first and the last, PostgreSQL skips the other partitions.
 _BY_SEQUENCE = f"""
 SELECT {_RECORD}
 FROM arrival LEFT JOIN work ON work.sequence = arrival.sequence
@@ -68,7 +68,7 @@ def get(tx: SqlTransaction, key: str) -> DeliveryRecord | None:
 
 
 def find_by_id(tx: SqlTransaction, webhook_id: str, *, limit: int = 50) -> Sequence[DeliveryRecord]:
-    """Return the deliveries of one id, whoever signed them, the host's first."""
+    """Return the deliveries of one id by all signers, the host's first."""
     records = by_sequence(tx, arrivals.of_id(tx, webhook_id))
     return sorted(records, key=lambda record: record.key)[:limit]
 
@@ -108,11 +108,11 @@ def read_checkpoint(tx: SqlTransaction, name: str) -> str | None:
 
 # -- listing -------------------------------------------------------------------------------------
 
-#: The most by which the clocks of two hosts are expected to differ, in seconds: a listing by time
-#: looks at the sequences between two arrivals that lie further outside than this.
+#: The most by which the clocks of two hosts are expected to differ, in seconds. A listing by time
+#: reads the sequences between two arrivals that are further outside than this.
 _SKEW_SECONDS = 3600.0
 
-# Beside the conditions themselves, those that PostgreSQL's indexes answer.
+# Further conditions, for which PostgreSQL has indexes.
 _CONDITIONS = {
     "type": "arrival.type = :type",
     "subject": "arrival.subject = :subject",
@@ -134,8 +134,8 @@ arrival.sequence IN (SELECT sequence FROM work
 _IN_ENDED = "ended.sequence IS NOT NULL"
 _NOT_IN_WORK = "NOT EXISTS (SELECT 1 FROM work WHERE work.sequence = arrival.sequence)"
 
-# The conditions that lead to the rows of a state by an index. Those that were received are most of
-# the table as a rule.
+# Conditions by which an index finds the rows of a state. Received ones are usually most of the
+# table.
 _BY_INDEX = {
     DeliveryState.RECEIVED: "true",
     DeliveryState.RUNNING: "lease_owner IS NOT NULL",
@@ -147,13 +147,13 @@ _BY_INDEX = {
 # The letter of each condition's term in `lookup`, the most selective first.
 _LETTERS = {"subject": "s", "tenant": "n", "type": "t"}
 
-# On PostgreSQL, the rows of a page are read by their numbers: a join of all days is planned for
-# longer than it runs.
+# On PostgreSQL, the rows of a page are read by their numbers: planning a join of all days takes
+# longer than running it.
 _NUMBERS = "SELECT arrival.sequence FROM arrival WHERE {conditions}"
 
 _LISTED = f"SELECT {_RECORD.format(raw='NULL')} FROM {{source}} {_STATE} WHERE {{conditions}}"
 
-# In the order of two primary keys: nothing is sorted, and no more is read than is wanted.
+# In the order of two primary keys: nothing is sorted, and only the rows of the page are read.
 _BY_TERM = f"""
 segment CROSS JOIN lookup ON lookup.segment = segment.number AND lookup.term = :term
     AND segment.number >= :after >> {SEGMENT_BITS} AND segment.number <= :before >> {SEGMENT_BITS}
@@ -256,7 +256,7 @@ _HIGHEST = 2**62
 def _parts_on_sqlite(
     tx: SqlTransaction, since: float | None, until: float | None, *, by_term: bool
 ) -> list[_Part]:
-    """Return the arrivals that are indexed, as far as their times may fit, and the newest ones."""
+    """Return the indexed arrivals whose times may match, and the newest ones."""
     ((indexed,),) = tx.all(_LAST_INDEXED)
     first, last = 0, indexed + 1
     if since is not None:
@@ -307,8 +307,9 @@ def counts(tx: SqlTransaction) -> dict[DeliveryState, int]:
     return found
 
 
-# An index answers each. That of the waiting ones in lanes is read to its end: by the primary key,
-# which "+ 0" rules out, PostgreSQL would pass all that is dead or parked. Paused ones are left out.
+# Each subquery uses an index. "+ 0" rules out the primary key, by which PostgreSQL would read all
+# dead and parked rows; the index of waiting ones in lanes is read to its end instead. Paused
+# deliveries do not count.
 _OLDEST_WAITING = f"""
 SELECT min(received_at) FROM arrival WHERE sequence IN (
     (SELECT sequence FROM work WHERE queued AND state = 'received' AND lease_owner IS NULL
@@ -343,7 +344,7 @@ def expired_leases(tx: SqlTransaction, *, before: float) -> int:
 def clock_offset(tx: SqlTransaction) -> float:
     """Return the seconds by which this host's clock is ahead of the server's.
 
-    What may be the answer's way is not counted as an offset.
+    Time that the question or the answer may have taken is not counted as an offset.
     """
     asked = clock.wall()
     row = tx.one("SELECT CAST(extract(epoch FROM clock_timestamp()) AS float8)")
@@ -363,10 +364,10 @@ FROM node WHERE id <> :node
 def changes_of_others(
     tx: SqlTransaction, *, node: str, owner: str, shared: bool
 ) -> tuple[tuple[int, int], bool]:
-    """Return numbers of which one changes with every transaction of another node.
+    """Return two numbers, one of which changes with every transaction of another node.
 
-    The second result says whether a lease of another owner has expired, if the store is shared: a
-    process that ended writes nothing that would tell of it.
+    Return also whether a lease of another owner has expired, if the store is shared: a process that
+    ended has not counted a change.
     """
     row = tx.one(_CHANGES, node=node, owner=owner, shared=shared, now=clock.wall())
     changes, nodes, expired = row or (0, 0, False)
@@ -375,8 +376,8 @@ def changes_of_others(
 
 # -- retention and tenants -----------------------------------------------------------------------
 
-# Of SQLite (PostgreSQL: storage.sql.days). Rows are in order of arrival, and nothing is done before
-# it has arrived.
+# On SQLite only (PostgreSQL: storage.sql.days). Rows are in order of arrival, and no delivery is
+# done before it has arrived.
 _OLD_DONE = """
 SELECT ended.sequence FROM arrival JOIN ended ON ended.sequence = arrival.sequence
 WHERE arrival.sequence > :after AND arrival.sequence < :last AND finished_at < :before {which}
@@ -401,7 +402,7 @@ def find_old_done(
         _OLD_DONE.format(which="AND arrival.raw IS NOT NULL" if with_body else ""),
         before=before,
         after=0 if after is None else after[0],
-        # The newest arrivals, and those of a segment that is not full, are looked at.
+        # The newest arrivals, and those of a segment that is not full, are included.
         last=_HIGHEST if segment == last else ((segment or 0) + 1) << SEGMENT_BITS,
         limit=limit,
     )

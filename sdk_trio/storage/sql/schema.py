@@ -1,11 +1,10 @@
-"""The tables of the store, for both engines: version 1, and how later versions come to be.
+"""The tables of the store, for both engines: version 1, and the steps to later versions.
 
 A delivery is in at most two of three tables:
 
-- ``arrival``: what the sender delivered. The row is appended once, and only the retention changes
-  it, when it removes the body.
-- ``work``: the state of what is not done: small, whatever the history.
-- ``ended``: the outcome of what is done.
+- ``arrival``: the delivery as it was received. The row is appended once, and only the retention
+changes it, when it removes the body. - ``work``: the state of a delivery that is not done. The
+table is small. - ``ended``: the outcome of a done delivery.
 
 On PostgreSQL, ``arrival`` and ``ended`` are partitioned by day (:mod:`storage.sql.days`).
 
@@ -22,8 +21,8 @@ from .dialect import SERVER_TIME, Dialect
 #: The version of the schema that this package reads and writes.
 VERSION = 1
 
-#: Versions of a store that was moved to the other engine, and of one that is being filled by a move
-#: or a restore. No program opens them.
+#: Versions that mark a store as moved to the other engine, or as being filled by a move or a
+#: restore. No program opens such a store.
 MOVED = -1
 FILLING = -2
 
@@ -41,20 +40,20 @@ DATABASE_NAME = "inbox.db"
 
 
 def unfinished(work: str = "") -> str:
-    """Return SQL of the states in which the runtime itself will still do something.
+    """Return SQL that is true in the states from which the runtime goes on by itself.
 
-    Here and below, the argument is the table or its alias; empty: the statement has only one.
+    Here and below, the argument is the table or its alias; empty: the statement has only one table.
     """
     return f"{_of(work)}state IN ('received', 'running', 'retrying')"
 
 
 def in_kept(work: str = "") -> str:
-    """Return SQL of the states that the index ``work_kept`` lists."""
+    """Return SQL that is true in the states that the index ``work_kept`` lists."""
     return f"{_of(work)}state IN ('dead', 'parked', 'retrying')"
 
 
 def sendable(notification: str = "") -> str:
-    """Return SQL of the states in which a message will still be sent by itself."""
+    """Return SQL that is true in the states in which a message will still be sent."""
     return f"{_of(notification)}state IN ('pending', 'sending', 'retrying')"
 
 
@@ -62,8 +61,8 @@ def _of(table: str) -> str:
     return f"{table}." if table else ""
 
 
-#: The sequences of a day, as a power of two. A day has more of them than it ever needs, and all
-#: sequences of 89 years are below 2**53, as JSON needs them.
+#: The sequences of a day, as a power of two. A day never needs that many, and all sequences of 89
+#: years are below 2**53, the limit of exact integers in JSON.
 DAY_BITS = 38
 
 #: The tables that are partitioned by day on PostgreSQL.
@@ -73,7 +72,7 @@ PARTITIONED = ("arrival", "ended")
 def make_day(number: int, until: int | None = None) -> Sequence[str]:
     """Return PostgreSQL's statements that make the partitions of the days up to ``until``.
 
-    A table is made apart and attached then, so that no delivery waits.
+    A table is created first and attached afterwards, so that no delivery waits.
     """
     return [
         statement

@@ -1,8 +1,8 @@
 """Tenants, audit and outbox, and the upgrade from a single tenant.
 
-Functions of a transaction, of which :class:`SqlTenants` is made. A tenant's row, its audit row and
-its outbox row are committed together or not at all. Every change locks the tenant's row first:
-changes of one tenant by any number of processes come one after the other, and those of two tenants
+Functions of a transaction; :class:`SqlTenants` has them as methods. A tenant's row, its audit row
+and its outbox row are committed together or not at all. Every change locks the tenant's row first:
+changes of one tenant by any number of processes run one after the other, and changes of two tenants
 do not wait for each other. So on PostgreSQL a transition may be committed after one with a higher
 number, and readers wait for it (:func:`settled`).
 """
@@ -68,7 +68,7 @@ SELECT sequence, clock() - written_at, {", ".join(TRANSITION_COLUMNS)} FROM outb
 WHERE sequence > :after ORDER BY sequence LIMIT :limit
 """
 
-#: Time for a query for whose result a sender may wait, in seconds.
+#: Time for a query that a sender may wait for, in seconds.
 ANSWER_SECONDS = 5.0
 
 #: More than any tenant has left.
@@ -76,11 +76,11 @@ _ALL = 2**31
 
 _ADD_SOURCE = "INSERT INTO source (tenant_id, text) VALUES (:tenant_id, :text)"
 
-#: Time after which a missing number below a transition was given up, in seconds. It is longer than
-#: any transaction of the store lasts.
+#: Time after which a missing number below a transition is not waited for, in seconds. It is longer
+#: than any transaction of the store lasts.
 SETTLE_SECONDS = 60.0
 
-# Sets the position to just before the first announced transition, unless it is set already or
+# Sets the position to just before the first announced transition, unless it is set, or
 # notifications are switched off.
 _DRAW_LINE = """
 INSERT INTO checkpoint (name, value) VALUES (:name, (SELECT coalesce(max(sequence), 0) FROM outbox))
@@ -92,7 +92,7 @@ DELETE FROM notification
 WHERE sequence IN (SELECT sequence FROM outbox WHERE tenant_id = :tenant_id)
 """
 
-_HOLDERS = """
+_TENANTS_OF_SOURCE = """
 SELECT identifier FROM source JOIN tenant ON tenant.id = source.tenant_id
 WHERE source.text = :text AND source.tenant_id <> :but ORDER BY identifier
 """
@@ -103,7 +103,7 @@ WHERE source.text = :text AND source.tenant_id <> :but ORDER BY identifier
 
 def add(tx: SqlTransaction, tenant: Tenant, audit: AuditRecord) -> None:
     """Insert a tenant and its first audit row."""
-    # Looked up before the insert: the message names the holder, which the server's does not.
+    # Checked before the insert, because the error has to name the holder.
     _refuse_taken(tx, tenant, but="")
     tx.run(_INSERT_TENANT, **_values_of(tenant))
     _keep_sources(tx, tenant)
@@ -118,7 +118,7 @@ def change(
     *,
     announced: bool = False,
 ) -> None:
-    """Update a tenant from the version before its own, with its audit and outbox rows."""
+    """Update a tenant from the previous version, with its audit and outbox rows."""
     require_version(_version_of(tx, tenant.id), tenant, expected=tenant.version - 1)
     _refuse_taken(tx, tenant, but=tenant.id)
     tx.run(_UPDATE_TENANT, **_values_of(tenant))
@@ -138,9 +138,9 @@ def note(tx: SqlTransaction, audit: AuditRecord) -> None:
 def purge(
     tx: SqlTransaction, tenant: Tenant, audit: AuditRecord, *, forget_audit: bool = False
 ) -> TenantPurged:
-    """Delete all records of a tenant, and write that into the audit trail."""
+    """Delete all records of a tenant, and add an audit row."""
     require_version(_version_of(tx, tenant.id), tenant, expected=tenant.version)
-    # Few as a rule: Inbox.erase has removed the others in short transactions before.
+    # Usually few: Inbox.erase has already removed the others in short transactions.
     left = reads.of_tenant(tx, tenant.id, after=0, limit=_ALL)
     deliveries.erase(tx, left, tenant.id)
     deliveries.erase_evidence(tx, tenant.id, _ALL)
@@ -148,7 +148,7 @@ def purge(
     removed = tx.run("DELETE FROM outbox WHERE tenant_id = :tenant_id", tenant_id=tenant.id)
     audits = 0
     if forget_audit:
-        # The trigger that keeps the audit trail lets the rows of this tenant go meanwhile.
+        # The trigger that protects the audit trail lets rows of this tenant be deleted meanwhile.
         tx.run("INSERT INTO purging (tenant_id) VALUES (:tenant_id)", tenant_id=tenant.id)
         audits = tx.run("DELETE FROM audit WHERE tenant_id = :tenant_id", tenant_id=tenant.id)
         tx.run("DELETE FROM purging")
@@ -195,13 +195,13 @@ def _refuse_taken(tx: SqlTransaction, tenant: Tenant, *, but: str) -> None:
 
 
 def get(tx: SqlTransaction, column: str, value: str) -> Tenant | None:
-    """Return the tenant with that value in ``column``, which is a unique one."""
+    """Return the tenant with that value in the unique ``column``."""
     row = tx.one(f"{_SELECT_TENANT} WHERE {column} = :value", value=value)
     return None if row is None else _tenant_of(row)
 
 
 def owner_of(tx: SqlTransaction, organization_id: str) -> Tenant | str | None:
-    """Return the tenant of an organization, or the id of the one that had it and was purged."""
+    """Return the tenant of an organization, or the id of its purged tenant."""
     tenant = get(tx, "organization_id", organization_id)
     return tenant or reads.read_checkpoint(tx, erasure_mark(organization_id))
 
@@ -211,7 +211,7 @@ def holders(
 ) -> Mapping[CredentialSource, Sequence[str]]:
     """Return the identifiers of the tenants that name each source."""
     return {
-        source: [row[0] for row in tx.all(_HOLDERS, text=source_to_text(source), but=but)]
+        source: [row[0] for row in tx.all(_TENANTS_OF_SOURCE, text=source_to_text(source), but=but)]
         for source in sources
     }
 
@@ -258,7 +258,7 @@ def transitions(
 
 
 def settled(tx: SqlTransaction, rows: Sequence[Row], after: int) -> Sequence[Row]:
-    """Return those of the next rows of the outbox below which no further one can appear.
+    """Return the next rows of the outbox, up to the first number that may still be committed.
 
     On PostgreSQL the transaction of a missing number may be in progress, until
     :data:`SETTLE_SECONDS` after the next number was written. Numbers are missing only where
@@ -266,8 +266,8 @@ def settled(tx: SqlTransaction, rows: Sequence[Row], after: int) -> Sequence[Row
 
     Args:
         tx: the transaction that has read them.
-        rows: they begin with the number and with the seconds since it was written, ascending.
-        after: the number of the last one before them.
+        rows: ascending; each begins with its number and the seconds since it was written.
+        after: the number of the row before them.
     """
     if tx.dialect.is_sqlite:
         return rows
@@ -278,8 +278,7 @@ def settled(tx: SqlTransaction, rows: Sequence[Row], after: int) -> Sequence[Row
     return rows
 
 
-# A transaction that is committed late may write a lower number than the highest: the number of the
-# last rows tells it.
+# A late transaction may commit a lower number than the highest, so the last rows are counted, too.
 _REVISION = """
 SELECT 1024 * coalesce(max(sequence), 0)
     + (SELECT count(*) FROM audit WHERE sequence > (SELECT max(sequence) FROM audit) - 1000)
@@ -361,27 +360,24 @@ class SqlTenants(SqlPart):
         *,
         announced: bool = False,
     ) -> None:
-        """See :meth:`TenantStore.change`."""
-        # Alone in its transaction: a neighbour that fails would use up a number of the outbox.
+        # Alone in its transaction: if another unit failed, the rollback would use up a number of
+        # the outbox.
         await self._commits.submit(
             lambda tx: change(tx, tenant, audit, outbox, announced=announced),
             single=outbox is not None,
         )
 
     async def get(self, tenant_id: str) -> Tenant | None:
-        """See :meth:`TenantStore.get`."""
         return await self._answer(lambda tx: get(tx, "id", tenant_id))
 
     async def find(self, identifier: str) -> Tenant | None:
-        """See :meth:`TenantStore.find`."""
         return await self._answer(lambda tx: get(tx, "identifier", identifier))
 
     async def owner_of(self, organization_id: str) -> Tenant | str | None:
-        """See :meth:`TenantStore.owner_of`."""
         return await self._answer(lambda tx: owner_of(tx, organization_id))
 
     async def _answer(self, query: Callable[[SqlTransaction], T]) -> T:
-        # A sender may wait for it, so it has a deadline.
+        # A sender may wait for this, so it has a time limit.
         return await self._readers.run(query, seconds=ANSWER_SECONDS)
 
 
@@ -410,8 +406,7 @@ WHERE sequence > :after AND tenant_id IS NOT DISTINCT FROM :tenant_id AND raw IS
 ORDER BY sequence LIMIT :limit
 """
 
-# Batches are ranges of sequences: the position then moves on also where no row of the range needs a
-# tenant.
+# Batches are ranges of sequences, so the position also moves past rows that have a tenant.
 _BATCH = """
 SELECT sequence, tenant_id FROM arrival WHERE sequence > :after ORDER BY sequence LIMIT :limit
 """
@@ -491,7 +486,6 @@ class SqlUpgrade(SqlPart):
     assign_batch = committed(_assign)
 
     async def lead(self, *, seconds: float) -> int | None:
-        """See :meth:`UpgradeStore.lead`."""
         owner, now = self._terms.owner, clock.wall()
         return await self._commits.submit(
             lambda tx: leases.lead(tx, owner, seconds=seconds, now=now, name=leases.UPGRADER)
@@ -499,7 +493,6 @@ class SqlUpgrade(SqlPart):
 
     @contextmanager
     def fenced(self, term: int) -> Iterator[None]:
-        """See :meth:`UpgradeStore.fenced`."""
         owner = self._terms.owner
         self._commits.fence = lambda tx: leases.require_term(tx, owner, term, name=leases.UPGRADER)
         try:
