@@ -1,11 +1,8 @@
 """Read-only examination of the store in PostgreSQL; see ``storage.examine``."""
 
-import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 import attrs
-import psycopg
 
 from ..base import clock
 from ..errors import StoreVersionError
@@ -98,17 +95,6 @@ class PostgresExamination:
     contents: Contents | None = None
 
 
-@contextmanager
-def _looking(address: PostgresAddress) -> Iterator[StoreConnection]:
-    connection = address.connect()
-    try:
-        yield connection
-    except psycopg.Error as error:
-        raise address.describe(error) from error
-    finally:
-        connection.close()
-
-
 def examine_postgres(address: PostgresAddress) -> PostgresExamination:
     """Examine the database; blocks.
 
@@ -116,7 +102,7 @@ def examine_postgres(address: PostgresAddress) -> PostgresExamination:
         StoreUnavailableError: no server answers, or it refuses.
         StoreVersionError: the server is too old, or the schema newer, or another program's.
     """
-    with _looking(address) as connection:
+    with address.connected() as connection:
         read_version(address, connection, VERSION)
         with address.transaction(connection, reading=True):
             return _examine(address, connection)
@@ -157,7 +143,7 @@ def status_of_database(address: PostgresAddress) -> StoreStatus:
         StoreUnavailableError: no server answers, or it refuses.
         StoreVersionError: the server is too old.
     """
-    with _looking(address) as connection:
+    with address.connected() as connection:
         refusal = None
         try:
             read_version(address, connection, VERSION)
@@ -193,14 +179,16 @@ def check_database(
         StoreUnavailableError: no server answers, or it refuses.
         StoreVersionError: there is no schema of this version.
     """
-    with _looking(address) as connection, address.transaction(connection, snapshot=True):
+    with (
+        address.connected(patient=True) as connection,
+        address.transaction(connection, snapshot=True),
+    ):
         if find_version(connection) not in (VERSION, MOVED):
             raise StoreVersionError(
                 f"{address.place} has no schema {address.schema} of this version: 'storage status' "
                 "shows what there is"
             )
         connection.execute("SET LOCAL statement_timeout TO 0")
-        connection.limit = math.inf
         # Every row is read here, unlike anywhere else.
         for way in ("seqscan", "mergejoin"):
             connection.execute(f"SET LOCAL enable_{way} TO on".encode())

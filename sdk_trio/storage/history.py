@@ -3,7 +3,6 @@
 It uses its own connection, so that no delivery waits for it.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 
@@ -43,7 +42,7 @@ _log = get_logger("storage")
 
 
 class Kept(NamedTuple):
-    """How many done deliveries were dropped with their days, and the other days with old rows."""
+    """The number of done deliveries dropped with their days, and the other days with old rows."""
 
     dropped: int
     by_rows: Sequence[Day]
@@ -75,33 +74,29 @@ class History:
             StoreUnavailableError: no server answers, or it refuses.
             trio.Cancelled: between two transactions.
         """
-        connection = self._address.connect()
-        connection.limit = math.inf  # a large day is counted
         known: Sequence[Day] = ()
-        try:
-            known = self._do(connection, days.read)
-            self._open(connection, now)
-            known = self._do(connection, days.read)
-            plan = days.plan(known, forgotten)
-            by_rows, dropped = [*plan.by_rows], 0
-            for day in plan.close:
-                closed = self._close(connection, day, forgotten)
-                if closed is None:
-                    by_rows.append(day)
-                dropped += closed or 0
-            return Kept(dropped, by_rows)
-        except psycopg.errors.InsufficientPrivilege as error:
-            _log.warning(
-                "store.history_not_partitioned",
-                place=self._address.place,
-                reason=str(error).strip(),
-                hint="old deliveries are deleted one by one; connect as the owner of the schema",
-            )
-            return Kept(0, known)
-        except psycopg.Error as error:
-            raise self._address.describe(error) from error
-        finally:
-            connection.close()
+        with self._address.connected(patient=True) as connection:
+            try:
+                known = self._do(connection, days.read)
+                self._open(connection, now)
+                known = self._do(connection, days.read)
+                plan = days.plan(known, forgotten)
+                by_rows, dropped = [*plan.by_rows], 0
+                for day in plan.close:
+                    closed = self._close(connection, day, forgotten)
+                    if closed is None:
+                        by_rows.append(day)
+                    dropped += closed or 0
+                return Kept(dropped, by_rows)
+            except psycopg.errors.InsufficientPrivilege as error:
+                _log.warning(
+                    "store.history_not_partitioned",
+                    place=self._address.place,
+                    reason=str(error).strip(),
+                    hint="old deliveries are deleted one by one; connect as the owner of the "
+                    "schema",
+                )
+                return Kept(0, known)
 
     def _do(
         self,

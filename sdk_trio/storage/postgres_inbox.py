@@ -226,13 +226,7 @@ def migrate(address: PostgresAddress) -> None:
         StoreVersionError: the schema is of a newer version or of another program.
         StoreUnavailableError: no server answers, or it refuses.
     """
-    connection = address.connect()
-    try:
-        migrate_postgres(
-            address, connection, (statements(Dialect("postgresql")), *LATER_POSTGRESQL)
-        )
-    finally:
-        connection.close()
+    migrate_postgres(address, (statements(Dialect("postgresql")), *LATER_POSTGRESQL))
 
 
 # -- effects of handlers -----------------------------------------------------------------------

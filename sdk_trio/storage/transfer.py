@@ -6,14 +6,12 @@ any moment at most one of the two stores can be opened. A killed move is repeate
 before the second step, and continues after it.
 """
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import apsw
 import attrs
-import psycopg
 
 from ..base import clock
 from ..errors import StorageError, StoreLockedError, StoreVersionError
@@ -163,30 +161,13 @@ class PostgresSide:
 
 
 @contextmanager
-def dialled(address: PostgresAddress) -> Iterator[StoreConnection]:
-    """Connect to ``address`` for a copy, which may take hours.
-
-    Raises:
-        StoreUnavailableError: no server answers, or it failed in the block.
-    """
-    connection = address.connect()
-    connection.limit = math.inf
-    try:
-        yield connection
-    except psycopg.Error as error:
-        raise address.describe(error) from error
-    finally:
-        connection.close()
-
-
-@contextmanager
 def copying(
     connection: StoreConnection, address: PostgresAddress, *, snapshot: bool = False
 ) -> Iterator[PostgresSide]:
     """Begin a transaction without a limit of time, and commit it at the end of the block.
 
     Args:
-        connection: that of :func:`dialled`.
+        connection: a patient one to the database.
         address: the same.
         snapshot: it only reads, and sees the state at its beginning.
 
@@ -245,7 +226,7 @@ def plan_to_postgres(file: Path, address: PostgresAddress) -> TransferPlan:
             rows=count_rows(source.tx),
             left_behind=other_tables(source.tx),
         )
-        with dialled(address) as connection:
+        with address.connected(patient=True) as connection:
             try:
                 begun = _look_at_database(connection, address, moved=moved)
             except StorageError as error:
@@ -267,7 +248,7 @@ def move_to_postgres(file: Path, address: PostgresAddress, *, report: Report) ->
         StoreLockedError: a program works on the target.
         StorageError: one of the stores cannot be used.
     """
-    with _written(file) as source, dialled(address) as connection:
+    with _written(file) as source, address.connected(patient=True) as connection:
         moved = _version_of_source(source) == MOVED
         _look_at_database(connection, address, moved=moved)
         if moved:
@@ -394,7 +375,10 @@ def plan_to_sqlite(address: PostgresAddress, file: Path) -> TransferPlan:
     Raises:
         StorageError: the source cannot be read.
     """
-    with dialled(address) as connection, copying(connection, address, snapshot=True) as source:
+    with (
+        address.connected(patient=True) as connection,
+        copying(connection, address, snapshot=True) as source,
+    ):
         version = _version_of_database(source, address)
         plan = TransferPlan(
             source=source.place, target=str(file), rows=count_rows(source.tx), left_behind=()
@@ -422,7 +406,7 @@ def move_to_sqlite(address: PostgresAddress, file: Path, *, report: Report) -> T
         StorageError: one of the stores cannot be used.
         OSError: the target's disk failed, or is full.
     """
-    with dialled(address) as connection, copying(connection, address) as source:
+    with address.connected(patient=True) as connection, copying(connection, address) as source:
         moved = _version_of_database(source, address) == MOVED
         source.lock()
         look_at_file(file, moved=moved)
@@ -468,7 +452,10 @@ def copy_database(address: PostgresAddress, file: Path, report: Report) -> None:
         StorageError: the store cannot be read, or the file not be written.
         OSError: the file cannot be made.
     """
-    with dialled(address) as connection, copying(connection, address, snapshot=True) as source:
+    with (
+        address.connected(patient=True) as connection,
+        copying(connection, address, snapshot=True) as source,
+    ):
         if source.version != VERSION:
             _version_of_database(source, address)
             raise TransferError(f"{source.place} was moved to SQLite: back up that store")
@@ -496,7 +483,7 @@ def restore_database(
         StoreLockedError: a program works on it.
         StorageError: one of the stores cannot be used.
     """
-    with dialled(address) as connection:
+    with address.connected(patient=True) as connection:
         with opened(file) as source:
             fill_database(source, connection, address, report)
         with copying(connection, address) as target:

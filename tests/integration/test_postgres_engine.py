@@ -108,8 +108,7 @@ def put(engine: PostgresEngine, *keys: str) -> None:
 
 def migrate(dsn: str, versions: Any = VERSIONS) -> None:
     address = PostgresAddress(dsn=dsn)
-    with closing(address.connect()) as connection:
-        migrate_postgres(address, connection, versions)
+    migrate_postgres(address, versions)
 
 
 @pytest.fixture

@@ -450,7 +450,7 @@ def test_no_statement_of_the_daily_work_is_peculiar_to_one_server() -> None:
     files = [
         *(file for file in (storage / "sql").glob("*.py") if file.name not in {"days.py"}),
         storage / "engines" / "postgres.py",
-        storage / "postgres.py",
+        storage / "postgres_inbox.py",
         storage / "inbox.py",
     ]
     text = {file.name: file.read_text() for file in files}

@@ -5,6 +5,7 @@ Behind a pooler that gives each transaction another server connection, every tra
 own parameters, and no statement is prepared.
 """
 
+import math
 import os
 import re
 import socket
@@ -141,6 +142,27 @@ class PostgresAddress:
         connection = self._dial(StoreConnection, settings, plans)
         adapt(connection)
         return connection
+
+    @contextmanager
+    def connected(self, *, patient: bool = False) -> Iterator[StoreConnection]:
+        """Connect for the block, and close the connection afterwards; blocks.
+
+        Args:
+            patient: statements may take any time, such as those of a copy.
+
+        Raises:
+            StoreUnavailableError: no server answers, or it failed in the block.
+            StoreVersionError, OptionsValidationError: as :meth:`connect`.
+        """
+        connection = self.connect()
+        if patient:
+            connection.limit = math.inf
+        try:
+            yield connection
+        except psycopg.Error as error:
+            raise self.describe(error) from error
+        finally:
+            connection.close()
 
     def connect_for_handlers(self, kind: type[ConnectionT]) -> ConnectionT:
         """Connect for an application's code, with its own search path and types; blocks.

@@ -1,6 +1,5 @@
 """Creates the schema of PostgreSQL, and brings it up to date."""
 
-import math
 from collections.abc import Sequence
 
 import psycopg
@@ -38,11 +37,7 @@ SELECT (SELECT count(*) FROM pg_tables WHERE schemaname = %s),
 _log = get_logger("storage")
 
 
-def migrate_postgres(
-    address: PostgresAddress,
-    connection: StoreConnection,
-    versions: Sequence[Sequence[str]],
-) -> None:
+def migrate_postgres(address: PostgresAddress, versions: Sequence[Sequence[str]]) -> None:
     """Create the tables or bring them up to date, one process at a time; blocks.
 
     Hosts of the previous version go on working meanwhile, so a step must not break what that
@@ -52,7 +47,6 @@ def migrate_postgres(
 
     Args:
         address: the store.
-        connection: one to it.
         versions: the statements that create version 1, those from 1 to 2, and so on.
 
     Raises:
@@ -60,19 +54,18 @@ def migrate_postgres(
         StoreUnavailableError: others have held its tables for :data:`MIGRATION_SECONDS`, or the
             server refuses.
     """
-    connection.limit = math.inf  # a step may change a large table
     deadline = clock.monotonic() + MIGRATION_SECONDS
-    try:
+    newest = len(versions)
+    # Patient, because a step may change a large table.
+    with address.connected(patient=True) as connection:
         # Most starts find the schema up to date, and must not wait for a lock.
-        while (version := read_version(address, connection, len(versions))) != len(versions):
+        while (version := read_version(address, connection, newest)) != newest:
             try:
                 _step(address, connection, version, versions[version or 0])
             except _OTHERS:
                 if clock.monotonic() > deadline:
                     raise
                 clock.sleep(LOCK_SECONDS)
-    except psycopg.Error as error:
-        raise address.describe(error) from error
 
 
 def _step(

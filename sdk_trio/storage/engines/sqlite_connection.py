@@ -62,7 +62,7 @@ class SqliteTransaction:
     def __init__(self, connection: apsw.Connection, number: int = 0) -> None:
         self.connection: apsw.Connection = connection
         self.dialect: Dialect = SQLITE
-        #: How many connections the engine had opened, with this one.
+        #: The number of connections that the engine had opened, including this one.
         self.number: int = number
         self._version: tuple[int, int] | None = None
         self._inserts: dict[tuple[Insert, int], str] = {}
