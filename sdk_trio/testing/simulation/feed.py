@@ -15,11 +15,11 @@ from ...records.deliveries import DeliveryRecord
 from .audit import Auditor
 from .host import Host
 
-#: The admin token of each simulation.
-TOKEN = "simulated-token-of-the-admin-address"  # noqa: S105 - it guards nothing
+#: The admin token of each simulation. It guards nothing.
+TOKEN = "simulated-token-of-the-admin-address"
 
 #: The variable that the runtime reads it from.
-TOKEN_VARIABLE = "SDK_ADMIN_TOKEN"  # noqa: S105 - a name
+TOKEN_VARIABLE = "SDK_ADMIN_TOKEN"
 
 #: The seconds after the last commit within which the client has seen every delivery.
 CATCH_UP_SECONDS = 60

@@ -54,8 +54,9 @@ STOP_SECONDS = 5.0
 
 _PATH = "/hooks/sdk"
 
-#: A directory in memory, if there is one: the files of a world need no real disk.
-_MEMORY = "/dev/shm"  # noqa: S108 - the directory made in it has a random name and is private
+#: A directory in memory, if there is one: the files of a world need no real disk. The directory
+#: that is made in it has a random name and is private.
+_MEMORY = "/dev/shm"
 
 
 class Result(msgspec.Struct, frozen=True):
