@@ -290,6 +290,17 @@ async def test_a_delivery_whose_day_could_not_be_dropped_runs_once_more_and_not_
     await copied.close()
 
 
+async def test_a_key_that_was_left_without_its_delivery_is_new_again(store: Store) -> None:
+    """A delivery that ends while its day is dropped can leave its key behind."""
+    async with store.open() as inbox:
+        store.execute("INSERT INTO sdk_trio.arrival_key (delivery_key) VALUES ('m1')")
+        assert (await inbox.claim(delivery("m1", 100))).admission is Admission.NEW
+        assert (await inbox.accept(delivery("m1", 101), leased=True)).admission is Admission.NEW
+        await inbox.finish("m1", Done(), now=102)
+        assert (await inbox.claim(delivery("m1", 103))).admission is Admission.DONE
+        assert store.broken_rules() == []
+
+
 async def _purge_in_vain(inbox: Any) -> None:
     with pytest.raises(StoreUnavailableError):
         await inbox.purge(now=4 * DAY)

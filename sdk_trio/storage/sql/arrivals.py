@@ -313,10 +313,18 @@ DELETE FROM arrival_key WHERE sequence IN ints(:sequences) AND delivery_key IN (
     SELECT delivery_key FROM arrival WHERE sequence IN ints(:sequences))
 """
 
+_REMOVE_KEY = "DELETE FROM arrival_key WHERE delivery_key = :key AND sequence = :sequence"
+
 
 def remove_keys(tx: SqlTransaction, sequences: Sequence[int]) -> None:
     """Remove these deliveries from the index of keys."""
     tx.run(_REMOVE_TERMS if tx.dialect.is_sqlite else _REMOVE_KEYS, sequences=list(sequences))
+
+
+def remove_key(tx: SqlTransaction, key: str, sequence: int) -> None:
+    """Remove a key whose delivery is gone; only PostgreSQL has a table of keys."""
+    if not tx.dialect.is_sqlite:
+        tx.run(_REMOVE_KEY, key=key, sequence=sequence)
 
 
 def remove_attached(tx: SqlTransaction, sequences: Sequence[int]) -> None:
