@@ -163,6 +163,8 @@ def rows_of(rounds: int) -> dict[str, int]:
         "notification": 2,
         "alert": 1,
         "alert_message": 1,
+        "pause": 0,
+        "policy": 0,
     }
 
 

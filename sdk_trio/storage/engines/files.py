@@ -105,7 +105,9 @@ def may_pass(file: str, since: float) -> bool:
         file: the database, opened by SQLite in this process or not.
         since: a monotonic time.
     """
-    return clock.monotonic() - since < _DAMAGE_SECONDS or _is_refused(file)
+    return clock.monotonic() - since < _DAMAGE_SECONDS or any(
+        map(_is_refused, (file, f"{file}-wal"))
+    )
 
 
 def _is_refused(file: str) -> bool:
