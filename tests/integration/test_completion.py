@@ -9,7 +9,7 @@ import pytest
 
 CASES = [
     (["ev"], {"events"}),
-    (["events", "re"], {"replay", "resend", "reconcile", "rejected"}),
+    (["events", "re"], {"replay", "resend", "reconcile", "rejected", "resume"}),
     (["help", "ver"], {"verify"}),
     (["events", "list", "--ty"], {"--type"}),
     (["events", "list", "--state", "de"], {"dead"}),

@@ -125,4 +125,5 @@ def test_the_command_prints_either_document(command_line):
         *("/api/tenants/{tenant}/transition", "/api/notifications", "/api/notifications/preview"),
         *("/api/notifications/retry", "/api/replication", "/api/actions", "/api/types"),
         *("/api/events/trigger", "/api/relay", "/api/relay/secret", "/api/proof", "/feed"),
+        *("/api/alerts", "/api/pauses", "/api/pause", "/api/resume"),
     }

@@ -124,6 +124,7 @@ async def test_no_limited_event_is_claimed_without_a_free_worker(stores: Stores)
     assert await take(inbox, limits(1, order_paid=GroupLimit(concurrency=5))) == ["a"]
 
 
+@pytest.mark.may_skip
 async def test_retries_wait_for_a_slot_as_well(stores: Stores) -> None:
     if stores.kind.startswith("postgres"):
         pytest.skip("its clock cannot be moved")
