@@ -135,7 +135,9 @@ def found_disabled(state: AccountState, now: float) -> AccountState:
 
 def may_reenable(state: AccountState, now: float) -> bool:
     """Return whether the last attempt to enable the endpoint is long enough ago."""
-    return state.reenabled_at is None or not 0 <= now - state.reenabled_at < REENABLE_SECONDS
+    # Also a time shortly ahead of now counts: the last attempt was made by a host whose clock is
+    # ahead of this one's.
+    return state.reenabled_at is None or abs(now - state.reenabled_at) >= REENABLE_SECONDS
 
 
 def state_name(tenant_id: str | None, prefix: str = STATE_NAME) -> str:
