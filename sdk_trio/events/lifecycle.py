@@ -31,13 +31,18 @@ class Stage(msgspec.Struct, frozen=True):
     def is_reached(self, record: Mapping[str, Any]) -> bool:
         """Return whether a record has reached the stage."""
         if self.statuses:
-            return record.get("status") in self.statuses
+            status = record.get("status")
+            return isinstance(status, str) and status in self.statuses
         return self.at is not None and record.get(self.at) is not None
 
     def is_undone(self, event_type: str, status: object) -> bool:
         """Return whether an event, with this status of its record, takes back the stage."""
-        is_final = not self.undone_statuses or status in self.undone_statuses
-        return event_type == self.undone_by and is_final
+        if event_type != self.undone_by:
+            return False
+        # A status that is no text is none that is known; it may not even be hashable.
+        return not self.undone_statuses or (
+            isinstance(status, str) and status in self.undone_statuses
+        )
 
 
 class RecordKind(msgspec.Struct, frozen=True):
