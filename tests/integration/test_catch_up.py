@@ -226,6 +226,37 @@ async def test_a_record_that_disappears_hides_no_other_one():
         assert len({name for name, _ in place.states("order.updated")}) == 250
 
 
+async def test_a_record_that_no_event_can_be_made_of_keeps_no_other_one_out(caplog):
+    class Upstream:
+        async def read_state(self, kind, sorting, page):
+            await trio.lowlevel.checkpoint()
+            return records, len(records), False
+
+    async def save(run):
+        await trio.lowlevel.checkpoint()
+
+    async with shop() as place, place.running():
+        now = place.clock()
+        made = [order(f"ord_{name}", created=now) for name in ("half", "far", "good")]
+        half, far, good = made
+        records = [
+            half | {"name": "\ud83d"},  # half of a surrogate pair
+            far | {"modified_at": "9999-12-31T23:59:59.999999Z"},
+            good,
+        ]
+        run = CatchUpRun(now - 60, now, "order.updated")
+        receiver = place.runtime.receiver
+        catch_up = CatchUp(
+            receiver.store, place.settings, clock=place.clock, page_seconds=0, settle_seconds=0
+        )
+        finished = await catch_up.run(Upstream(), run, save)
+        assert (finished.listed, finished.put) == (3, 1)
+        (event,) = await receiver.store.find()
+        assert event.subject == "ord_good"
+        for name in ("ord_half", "ord_far"):
+            assert name in caplog.text
+
+
 async def test_ordinary_deliveries_are_accepted_while_a_catch_up_waits_for_the_workers():
     async with shop(Webhooks__Queue__Workers=1, Webhooks__Queue__Capacity=60) as place:
         upstream = place.upstream
