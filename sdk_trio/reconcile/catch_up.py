@@ -303,11 +303,13 @@ class CatchUp:
         )
 
     async def _memory(self, run: CatchUpRun) -> float:
-        """Return since when the inbox has every event that arrived (Unix seconds)."""
+        """Return since when the inbox knows which events it got for a run (Unix seconds).
+
+        It got none before its first event. What retention has removed is unknown.
+        """
         oldest = await self._inbox.find(oldest_first=True, limit=1)
-        if not oldest:
-            return run.since
-        return max(oldest[0].received_at, self._clock() - self._memory_seconds)
+        first = min(run.since, oldest[0].received_at) if oldest else run.since
+        return max(first, self._clock() - self._memory_seconds)
 
     async def _reserve(self) -> None:
         """Wait while so many events wait that ordinary deliveries would be refused."""

@@ -153,6 +153,22 @@ async def test_what_may_have_been_handled_before_the_inbox_began_is_left_out():
         }
 
 
+async def test_what_retention_may_have_removed_is_not_put_again():
+    async with shop() as place, place.running():
+        upstream, now = place.upstream, place.clock()
+        upstream.change("orders", order("ord_old", created=now - 50 * DAY))
+        upstream.change("orders", order("ord_new", created=now - 20 * DAY))
+        finished = await put(place, since=now - 60 * DAY)  # bodies are kept for 30 days
+        await place.idle()
+        assert finished.uncertain == 2  # order.created and order.paid of ord_old
+        assert {(kind, name) for kind, name, *_ in place.got} == {
+            ("order.updated", "ord_old"),
+            ("order.created", "ord_new"),
+            ("order.paid", "ord_new"),
+            ("order.updated", "ord_new"),
+        }
+
+
 async def test_a_type_that_the_endpoint_does_not_subscribe_to_is_not_put():
     async with shop() as place:
         upstream, clock = place.upstream, place.clock
