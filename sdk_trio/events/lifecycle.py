@@ -31,13 +31,18 @@ class Stage(msgspec.Struct, frozen=True):
     def is_reached(self, record: Mapping[str, Any]) -> bool:
         """Return whether a record has reached the stage."""
         if self.statuses:
-            return record.get("status") in self.statuses
+            status = record.get("status")
+            return isinstance(status, str) and status in self.statuses
         return self.at is not None and record.get(self.at) is not None
 
     def is_undone(self, event_type: str, status: object) -> bool:
         """Return whether an event, with this status of its record, takes back the stage."""
-        is_final = not self.undone_statuses or status in self.undone_statuses
-        return event_type == self.undone_by and is_final
+        if event_type != self.undone_by:
+            return False
+        # A status that is no text is none that is known; it may not even be hashable.
+        return not self.undone_statuses or (
+            isinstance(status, str) and status in self.undone_statuses
+        )
 
 
 class RecordKind(msgspec.Struct, frozen=True):
@@ -160,14 +165,15 @@ def find_change(
     """Return what changed in a record between two times; None if nothing did.
 
     A stage with a time of its own is implied if that time lies in the range. A stage without one,
-    such as ``order.paid``, is implied if the inbox would still remember an earlier event of it.
+    such as ``order.paid``, is implied by the state alone. Both are uncertain if the inbox would not
+    remember an earlier event of the stage.
 
     Args:
         kind: of the record.
         record: as the upstream lists it.
         since: Unix seconds.
         until: Unix seconds. A record that was created later is none of this range.
-        memory: the inbox has every event that arrived since this time (Unix seconds).
+        memory: the inbox knows which events it got since this time (Unix seconds).
     """
     subject = record.get("id")
     text = record.get("modified_at") or record.get("created_at")
@@ -182,11 +188,11 @@ def find_change(
         if not stage.is_reached(record):
             continue
         at = None if stage.at is None else seconds_of(record.get(stage.at))
-        if at is not None:
-            if since <= at <= until:
-                implied.append(Implied(stage.type, at))
-        elif created_at is not None and created_at >= min(since, memory):
-            implied.append(Implied(stage.type, changed_at))
+        if at is not None and not since <= at <= until:
+            continue
+        earliest = created_at if at is None else at
+        if earliest is not None and earliest >= memory:
+            implied.append(Implied(stage.type, changed_at if at is None else at))
         else:
             uncertain.append(stage.type)
     return Changed(kind, subject, record, changed_at, str(text), tuple(implied), tuple(uncertain))

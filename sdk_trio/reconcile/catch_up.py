@@ -7,7 +7,7 @@ was interrupted repeats at most one page.
 """
 
 import fnmatch
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import attrs
@@ -54,6 +54,9 @@ COMPARED_AT_ONCE = 16
 
 #: The most times that a list is read again because records disappeared from it meanwhile.
 MOST_RESTARTS = 3
+
+#: Characters of the id of an unreadable record that are logged.
+_SHOWN_CHARACTERS = 64
 
 #: Time between two counts of the waiting events, in seconds.
 BACKLOG_POLL_SECONDS = 0.1
@@ -217,11 +220,7 @@ class CatchUp:
     ) -> CatchUpRun:
         """Put the events of one page; return the run with its counts."""
         changes = [
-            change
-            for record in records
-            if (
-                change := find_change(kind, record, since=run.since, until=run.until, memory=memory)
-            )
+            change for record in records if (change := _read_change(kind, record, run, memory))
         ]
         counts: list[tuple[int, int]] = []
 
@@ -304,11 +303,13 @@ class CatchUp:
         )
 
     async def _memory(self, run: CatchUpRun) -> float:
-        """Return since when the inbox has every event that arrived (Unix seconds)."""
+        """Return since when the inbox knows which events it got for a run (Unix seconds).
+
+        It got none before its first event. What retention has removed is unknown.
+        """
         oldest = await self._inbox.find(oldest_first=True, limit=1)
-        if not oldest:
-            return run.since
-        return max(oldest[0].received_at, self._clock() - self._memory_seconds)
+        first = min(run.since, oldest[0].received_at) if oldest else run.since
+        return max(first, self._clock() - self._memory_seconds)
 
     async def _reserve(self) -> None:
         """Wait while so many events wait that ordinary deliveries would be refused."""
@@ -329,6 +330,30 @@ class CatchUp:
                 await trio.sleep(BACKLOG_POLL_SECONDS)
             self._reservable -= 1
             self._being_put += 1
+
+
+def _read_change(
+    kind: RecordKind, record: Mapping[str, Any], run: CatchUpRun, memory: float
+) -> Changed | None:
+    """Return what changed in a record; None also for one that no event can be made of.
+
+    The upstream may send text, numbers and times that cannot be written again. Such a record is
+    logged and left out, so that it does not keep the others from being put.
+    """
+    try:
+        change = find_change(kind, record, since=run.since, until=run.until, memory=memory)
+        if change is not None:
+            for at in (change.changed_at, *(implied.at for implied in change.implied)):
+                event_body(kind.updated, at, change.record)
+    except (ValueError, OverflowError, RecursionError, TypeError, msgspec.MsgspecError) as error:
+        _log.error(
+            "reconciliation.record_unreadable",
+            list=kind.name,
+            id=ascii(record.get("id"))[:_SHOWN_CHARACTERS],
+            error=type(error).__name__,
+        )
+        return None
+    return change
 
 
 def types_of(glob: str | None) -> frozenset[str]:

@@ -109,7 +109,8 @@ def found_enabled(state: AccountState, now: float, *, lookback_seconds: float) -
     Args:
         state: the state before.
         now: Unix seconds.
-        lookback_seconds: the length of the gap if there was no contact before.
+        lookback_seconds: the length of the gap if it is unknown: there was no contact before, or
+            the clock was set back.
     """
     contact = state.contact
     if contact is None:
@@ -118,7 +119,8 @@ def found_enabled(state: AccountState, now: float, *, lookback_seconds: float) -
         since = now - lookback_seconds
     else:
         is_gap = state.disabled_since is not None or now - contact > LEAST_RETRIES_SECONDS
-        since = contact - OVERLAP_SECONDS
+        # If the clock was set back meanwhile, the length of the gap is unknown.
+        since = contact - OVERLAP_SECONDS if contact <= now else now - lookback_seconds
     run = state.run
     if is_gap:
         # An unfinished run may have read its first pages before this gap, so it begins again.
@@ -135,7 +137,9 @@ def found_disabled(state: AccountState, now: float) -> AccountState:
 
 def may_reenable(state: AccountState, now: float) -> bool:
     """Return whether the last attempt to enable the endpoint is long enough ago."""
-    return state.reenabled_at is None or not 0 <= now - state.reenabled_at < REENABLE_SECONDS
+    # Also a time shortly ahead of now counts: the last attempt was made by a host whose clock is
+    # ahead of this one's.
+    return state.reenabled_at is None or abs(now - state.reenabled_at) >= REENABLE_SECONDS
 
 
 def state_name(tenant_id: str | None, prefix: str = STATE_NAME) -> str:

@@ -153,6 +153,22 @@ async def test_what_may_have_been_handled_before_the_inbox_began_is_left_out():
         }
 
 
+async def test_what_retention_may_have_removed_is_not_put_again():
+    async with shop() as place, place.running():
+        upstream, now = place.upstream, place.clock()
+        upstream.change("orders", order("ord_old", created=now - 50 * DAY))
+        upstream.change("orders", order("ord_new", created=now - 20 * DAY))
+        finished = await put(place, since=now - 60 * DAY)  # bodies are kept for 30 days
+        await place.idle()
+        assert finished.uncertain == 2  # order.created and order.paid of ord_old
+        assert {(kind, name) for kind, name, *_ in place.got} == {
+            ("order.updated", "ord_old"),
+            ("order.created", "ord_new"),
+            ("order.paid", "ord_new"),
+            ("order.updated", "ord_new"),
+        }
+
+
 async def test_a_type_that_the_endpoint_does_not_subscribe_to_is_not_put():
     async with shop() as place:
         upstream, clock = place.upstream, place.clock
@@ -224,6 +240,37 @@ async def test_a_record_that_disappears_hides_no_other_one():
         await put(place, since=now - HOUR, types="order.updated")
         await place.idle()
         assert len({name for name, _ in place.states("order.updated")}) == 250
+
+
+async def test_a_record_that_no_event_can_be_made_of_keeps_no_other_one_out(caplog):
+    class Upstream:
+        async def read_state(self, kind, sorting, page):
+            await trio.lowlevel.checkpoint()
+            return records, len(records), False
+
+    async def save(run):
+        await trio.lowlevel.checkpoint()
+
+    async with shop() as place, place.running():
+        now = place.clock()
+        made = [order(f"ord_{name}", created=now) for name in ("half", "far", "good")]
+        half, far, good = made
+        records = [
+            half | {"name": "\ud83d"},  # half of a surrogate pair
+            far | {"modified_at": "9999-12-31T23:59:59.999999Z"},
+            good,
+        ]
+        run = CatchUpRun(now - 60, now, "order.updated")
+        receiver = place.runtime.receiver
+        catch_up = CatchUp(
+            receiver.store, place.settings, clock=place.clock, page_seconds=0, settle_seconds=0
+        )
+        finished = await catch_up.run(Upstream(), run, save)
+        assert (finished.listed, finished.put) == (3, 1)
+        (event,) = await receiver.store.find()
+        assert event.subject == "ord_good"
+        for name in ("ord_half", "ord_far"):
+            assert name in caplog.text
 
 
 async def test_ordinary_deliveries_are_accepted_while_a_catch_up_waits_for_the_workers():

@@ -64,11 +64,19 @@ def test_a_clock_that_was_set_back_is_no_gap():
     assert state == AccountState(contact=NOW)
 
 
+def test_a_gap_before_which_the_clock_was_set_back_is_as_long_as_the_lookback():
+    state = found_disabled(AccountState(contact=NOW + 4 * HOUR), NOW + 4 * HOUR)
+    assert enabled(state) == AccountState(contact=NOW, run=CatchUpRun(NOW - 24 * HOUR, NOW))
+
+
 def test_the_endpoint_is_enabled_at_most_once_an_hour():
     assert may_reenable(AccountState(), NOW)
     assert not may_reenable(AccountState(reenabled_at=NOW - HOUR + 1), NOW)
     assert may_reenable(AccountState(reenabled_at=NOW - HOUR), NOW)
-    assert may_reenable(AccountState(reenabled_at=NOW + 5), NOW)  # by a clock that was ahead
+    # By another host, whose clock is ahead.
+    assert not may_reenable(AccountState(reenabled_at=NOW + 5), NOW)
+    # The clock was set back.
+    assert may_reenable(AccountState(reenabled_at=NOW + HOUR), NOW)
 
 
 def test_a_state_is_read_as_it_was_stored():

@@ -187,3 +187,11 @@ def test_whether_the_inbox_holds_a_state(event, holds):
 def test_what_supersedes_a_waiting_event(event_type, event, superseded):
     found = superseded_by([event], "mine", event_type, NOW)
     assert (found is not None) is superseded
+
+
+@pytest.mark.parametrize("status", [["paid"], {"name": "paid"}, 1, None])
+def test_a_status_that_is_no_text_implies_and_takes_back_nothing(status):
+    found = change("orders", created_at=IN_GAP, status=status)
+    assert [implied.type for implied in found.implied] == ["order.created"]
+    paid = BY_NAME["orders"].stages[1]
+    assert not paid.is_undone("order.refunded", status)
