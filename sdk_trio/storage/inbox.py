@@ -89,7 +89,8 @@ class SqlInbox(SqlPart, ABC):
         # Tokens of claims whose callers wait, which a renewal must not give up.
         self._pending: set[int] = set()
         self._unawaited_starts: dict[str, UnawaitedStart] = {}
-        # Whether deliveries may wait in groups. An earlier process may have left some.
+        # Whether deliveries may wait in groups. Another process may leave some at any time, and
+        # end: the first claim after each renewal looks for them.
         self._may_be_grouped = True
         # Bound once: the commit thread recognizes work of one kind by having the same object.
         self._accepting = self._accept_all
@@ -319,6 +320,7 @@ class SqlInbox(SqlPart, ABC):
 
     async def renew(self, keys: Collection[str], *, now: float) -> Renewed:
         terms = self._terms
+        self._may_be_grouped = True
         held = {key: lease for key in keys if (lease := self._leases.get(key)) is not None}
         for key in [key for key in self._leases if key not in held]:
             del self._leases[key]

@@ -150,6 +150,22 @@ async def test_a_policy_that_is_gone_holds_nothing(stores: Stores) -> None:
     assert taken == ["b", "c"]
 
 
+async def test_an_owner_without_limits_finds_what_another_leaves_in_a_group(
+    stores: Stores,
+) -> None:
+    new, old = await stores.open("new"), await stores.open("old")
+    await accept(new, "before")
+    assert await take(new) == ["before"]
+    # Another version, which still limits the type, holds its events, and ends.
+    await accept(old, "a", "b")
+    assert await take(old, limits(free_workers=0, order_paid=GroupLimit(concurrency=1))) == []
+    taken = []
+    for _ in range(3):
+        await new.renew(["before", *taken], now=NOW)
+        taken += await take(new)
+    assert taken == ["a", "b"]
+
+
 # -- rate ------------------------------------------------------------------------------------------
 
 
