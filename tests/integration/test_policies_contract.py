@@ -190,6 +190,17 @@ async def test_a_rate_is_of_the_store_and_outlives_its_owners(
     assert clock.now() - begun >= 4 * 0.6 - 0.05
 
 
+async def test_a_rate_goes_on_after_the_clock_was_set_back(stores: Stores) -> None:
+    if stores.kind.startswith("postgres"):
+        pytest.skip("the clock is the server's")
+    inbox = await stores.open()
+    await accept(inbox, "a", "b")
+    obeyed = limits(order_paid=GroupLimit(rate_per_minute=1.0))
+    assert await take(inbox, obeyed, now=NOW + 86400) == ["a"]
+    assert await take(inbox, obeyed, now=NOW) == []
+    assert await take(inbox, obeyed, now=NOW + 61) == ["b"]
+
+
 class Moved:
     """A clock that the test moves."""
 

@@ -226,7 +226,8 @@ class _Allowance:
         self._sequences += chosen
         self._free_workers -= len(chosen)
         if bucket is not None:
-            if chosen:
+            # A count from a clock that was ahead: tokens come back from now on.
+            if chosen or as_of > clock:
                 bucket.take(clock, len(chosen))
                 missing = bucket.missing(clock)
                 self._tx.run(_SAVE_TOKENS, name=group, missing=missing, as_of=clock)
