@@ -276,6 +276,22 @@ async def test_events_of_another_type_of_the_subject_are_not_superseded(stores: 
     assert handled == ["other", "a2"]
 
 
+@pytest.mark.parametrize("ids", [("sdkstate_1", "real"), ("real", "sdkstate_1")])
+async def test_a_synthetic_event_is_not_superseded_by_arrival(
+    stores: Stores, ids: tuple[str, str]
+) -> None:
+    inbox = await stores.open()
+    await accept(inbox, *ids, subject="a")
+    obeyed = limits(order_paid=GroupLimit(coalesce=True))
+    handled = []
+    for _ in range(2):
+        for key in await take(inbox, obeyed):
+            await inbox.start(key, now=NOW)
+            await inbox.finish(key, Done(), now=NOW)
+            handled.append(key)
+    assert handled == [*ids]
+
+
 # -- pauses ----------------------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from ...base.throttle import TokenBucket
-from ...records.policies import ClaimLimits, EventPause, GroupLimit, burst_of
+from ...records.policies import ClaimLimits, EventPause, GroupLimit, burst_of, may_coalesce
 from ..admission import LeaseTerms
 from .deliveries import RunEnd, end_all, note_reason
 from .dialect import SqlTransaction
@@ -285,7 +285,8 @@ class _Allowance:
         return True
 
     def _waiting_in_lane_of(self, group: str, sequence: int) -> list[tuple[int, str]]:
-        rows = self._tx.all(_LIST_LANE, sequence=sequence, limit=_LANE_CHUNK)
+        listed = self._tx.all(_LIST_LANE, sequence=sequence, limit=_LANE_CHUNK)
+        rows = [row for row in listed if may_coalesce(row[1])]
         own = next((row[2] for row in rows if row[0] == sequence), None)
         return [
             (number, key)
