@@ -106,6 +106,10 @@ class Allowance:
         return [
             each
             for each in self._rows.lane_after(row)
-            if may_coalesce(row.key) and may_coalesce(each.key) and each.type == row.type and each.queued and each.owner is None
+            if may_coalesce(row.key)
+            and may_coalesce(each.key)
+            and each.type == row.type
+            and each.queued
+            and each.owner is None
             if self._limits.group_of(each.type, each.raw or b"") == group
         ]
