@@ -46,7 +46,6 @@ class Allowed(msgspec.Struct, frozen=True):
     ``superseded`` are the keys of events that were ended, each with that of the newer one.
     ``next_at`` is when a rate allows the next run, by the caller's clock. ``waiting``: events of a
     group wait for a slot, a token or a worker. ``more``: another claim finds more at once.
-    ``grouped``: events wait in groups, paused ones included.
     """
 
     sequences: Sequence[int] = ()
@@ -54,7 +53,6 @@ class Allowed(msgspec.Struct, frozen=True):
     next_at: float | None = None
     waiting: bool = False
     more: bool = False
-    grouped: bool = False
 
 
 # -- groups --------------------------------------------------------------------------------------
@@ -133,7 +131,6 @@ def allow(
     """
     allowed = _Allowance(tx, terms, limits, find, new_token, now, live_only)
     for (group,) in tx.all(_LIST_GROUPS):
-        allowed.grouped = True
         limit = limits.groups.get(group)
         if limit is not None:
             allowed.allow(group, limit)
@@ -184,7 +181,6 @@ class _Allowance:
         self._next_at: float | None = None
         self._waiting = False
         self.more = False
-        self.grouped = False
 
     @property
     def result(self) -> Allowed:
@@ -194,7 +190,6 @@ class _Allowance:
             self._next_at,
             self._waiting,
             self.more,
-            self.grouped,
         )
 
     def allow(self, group: str, limit: GroupLimit) -> None:
