@@ -7,6 +7,7 @@ from typing import Any, TypedDict
 import msgspec
 
 from ..base.times import rfc3339
+from .synthetic import is_synthetic
 
 #: The most runs of an event, the largest concurrency and the highest rate that can be set.
 MOST_ATTEMPTS = 1000
@@ -208,6 +209,16 @@ class ClaimLimits(msgspec.Struct, frozen=True):
 
 #: The limits of a process without pauses and policies, which lets go of what others have held.
 NO_LIMITS = ClaimLimits(lambda _type, _raw: None, {}, frozenset(), 0)
+
+
+def may_coalesce(key: str) -> bool:
+    """Return whether the delivery of ``key`` may supersede others, and be superseded, by arrival.
+
+    A synthetic event may carry a later state than an event that arrives after it, so the rules of
+    ``storage.subjects`` decide about it when it runs.
+    """
+    return not is_synthetic(key)
+
 
 #: The share of a minute's worth of runs that may begin at once.
 BURST_SHARE = 0.05

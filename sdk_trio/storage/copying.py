@@ -259,7 +259,8 @@ def _derive(tx: SqlTransaction, last: int, numbers: Mapping[str, int]) -> None:
     for statement in _DERIVED:
         tx.run(statement)
     given = {name: ("sequence", number) for name, number in numbers.items()}
-    given |= {"arrival_key": ("sequence", last), "attempt": ("id", 0), "evidence": ("id", 0)}
+    given["arrival_key"] = ("sequence", last)
+    given |= dict.fromkeys(("attempt", "evidence", "pause"), ("id", 0))
     for table, (column, least) in given.items():
         tx.one(_SET_LAST_NUMBER.format(table=table, column=column), last=least)
 

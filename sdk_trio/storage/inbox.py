@@ -29,7 +29,7 @@ from ..records.deliveries import (
     Purged,
     Renewed,
 )
-from ..records.policies import NO_LIMITS, ClaimLimits
+from ..records.policies import ClaimLimits
 from .admission import LeaseTerms
 from .commit import CLOSE_SECONDS, GroupCommit, Unit
 from .effects import Effects
@@ -89,8 +89,6 @@ class SqlInbox(SqlPart, ABC):
         # Tokens of claims whose callers wait, which a renewal must not give up.
         self._pending: set[int] = set()
         self._unawaited_starts: dict[str, UnawaitedStart] = {}
-        # Whether deliveries may wait in groups. An earlier process may have left some.
-        self._may_be_grouped = True
         # Bound once: the commit thread recognizes work of one kind by having the same object.
         self._accepting = self._accept_all
         self._claiming = self._claim_all
@@ -285,8 +283,6 @@ class SqlInbox(SqlPart, ABC):
         self, *, limit: int, now: float, overdue: bool = True, limits: ClaimLimits | None = None
     ) -> Due:
         terms, place = self._terms, self._place
-        if limits is None and self._may_be_grouped:
-            limits = NO_LIMITS
         asked_at = clock.monotonic()
 
         def work(tx: SqlTransaction) -> Claimed:
@@ -303,7 +299,6 @@ class SqlInbox(SqlPart, ABC):
 
         claimed = await self._commits.submit(work)
         self._place = claimed.place
-        self._may_be_grouped = claimed.grouped
         self._leases.update(claimed.leases)
         return claimed.due
 

@@ -151,6 +151,21 @@ async def test_a_policy_that_is_gone_holds_nothing(stores: Stores) -> None:
     assert taken == ["b", "c"]
 
 
+async def test_an_owner_without_limits_finds_what_another_leaves_in_a_group(
+    stores: Stores,
+) -> None:
+    new, old = await stores.open("new"), await stores.open("old")
+    await accept(new, "before")
+    assert await take(new) == ["before"]
+    # Another version, which still limits the type, holds its events, and ends.
+    await accept(old, "a", "b")
+    assert await take(old, limits(free_workers=0, order_paid=GroupLimit(concurrency=1))) == []
+    taken = []
+    for _ in range(3):
+        taken += await take(new)
+    assert taken == ["a", "b"]
+
+
 # -- rate ------------------------------------------------------------------------------------------
 
 
@@ -173,6 +188,17 @@ async def test_a_rate_is_of_the_store_and_outlives_its_owners(
         await clock.forward(0.3)
         taken += await take(one if len(taken) % 2 else two, obeyed, now=clock.now())
     assert clock.now() - begun >= 4 * 0.6 - 0.05
+
+
+async def test_a_rate_goes_on_after_the_clock_was_set_back(stores: Stores) -> None:
+    if stores.kind.startswith("postgres"):
+        pytest.skip("the clock is the server's")
+    inbox = await stores.open()
+    await accept(inbox, "a", "b")
+    obeyed = limits(order_paid=GroupLimit(rate_per_minute=1.0))
+    assert await take(inbox, obeyed, now=NOW + 86400) == ["a"]
+    assert await take(inbox, obeyed, now=NOW) == []
+    assert await take(inbox, obeyed, now=NOW + 61) == ["b"]
 
 
 class Moved:
@@ -248,6 +274,22 @@ async def test_events_of_another_type_of_the_subject_are_not_superseded(stores: 
             await inbox.finish(key, Done(), now=NOW)
             handled.append(key)
     assert handled == ["other", "a2"]
+
+
+@pytest.mark.parametrize("ids", [("sdkstate_1", "real"), ("real", "sdkstate_1")])
+async def test_a_synthetic_event_is_not_superseded_by_arrival(
+    stores: Stores, ids: tuple[str, str]
+) -> None:
+    inbox = await stores.open()
+    await accept(inbox, *ids, subject="a")
+    obeyed = limits(order_paid=GroupLimit(coalesce=True))
+    handled = []
+    for _ in range(2):
+        for key in await take(inbox, obeyed):
+            await inbox.start(key, now=NOW)
+            await inbox.finish(key, Done(), now=NOW)
+            handled.append(key)
+    assert handled == [*ids]
 
 
 # -- pauses ----------------------------------------------------------------------------------------

@@ -134,6 +134,30 @@ def test_everything_is_moved_to_postgresql_and_goes_on(
     assert (again.status, "moved already" in again.err) == (1, True)
 
 
+def test_pauses_are_moved_to_postgresql_and_go_on(
+    command_line: CommandLine, database: Database
+) -> None:
+    command_line.data.mkdir(mode=0o700)
+
+    async def begin() -> None:
+        inbox = await open_file(command_line.data / "inbox.db")
+        await inbox.pause("order.*", actor="ada", reason="why", until=None, now=5000.0)
+        await inbox.close()
+
+    trio.run(begin)
+    moved = command_line(*TO_POSTGRES)
+    assert moved.status == 0, moved.err
+
+    async def go_on() -> list[str]:
+        inbox = await database.open()
+        await inbox.pause("user.*", actor="ada", reason="", until=None, now=5001.0)
+        found = [each.glob for each in await inbox.pauses()]
+        await inbox.close()
+        return found
+
+    assert trio.run(go_on) == ["order.*", "user.*"]
+
+
 def test_everything_is_moved_to_sqlite_and_goes_on(
     command_line: CommandLine, database: Database
 ) -> None:

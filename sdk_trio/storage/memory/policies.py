@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from ...base.throttle import TokenBucket
-from ...records.policies import ClaimLimits, EventPause, GroupLimit, burst_of
+from ...records.policies import ClaimLimits, EventPause, GroupLimit, burst_of, may_coalesce
 from .rows import Deliveries, MemoryRow
 
 
@@ -106,6 +106,10 @@ class Allowance:
         return [
             each
             for each in self._rows.lane_after(row)
-            if each.type == row.type and each.queued and each.owner is None
+            if may_coalesce(row.key)
+            and may_coalesce(each.key)
+            and each.type == row.type
+            and each.queued
+            and each.owner is None
             if self._limits.group_of(each.type, each.raw or b"") == group
         ]

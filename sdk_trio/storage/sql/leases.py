@@ -21,7 +21,7 @@ import msgspec
 
 from ...base import clock
 from ...records.deliveries import PROCESS_ENDED, DeliveryState, Due, Renewed
-from ...records.policies import ClaimLimits
+from ...records.policies import NO_LIMITS, ClaimLimits
 from ..admission import CLOCK_SLACK_SECONDS, LeaseTerms
 from ..term import TermEndedError
 from . import policies
@@ -144,7 +144,8 @@ UNION ALL SELECT sequence, state, is_first FROM expired
 """
 
 # The next lanes with their first waiting deliveries: one step of an index for each lane, however
-# many deliveries wait in it. The row without a lane has the time of the next retry.
+# many deliveries wait in it. The row without a lane has the time of the next retry, and
+# whether deliveries wait in groups: another process may leave some at any time, and end.
 _NEXT_LANES = f"""
 WITH RECURSIVE step (lane, number) AS (
     SELECT (SELECT lane FROM work
@@ -156,7 +157,8 @@ WITH RECURSIVE step (lane, number) AS (
 SELECT lane, (SELECT min(sequence) FROM work WHERE {_waiting("work")} AND work.lane = step.lane),
     CAST(NULL AS float8)
 FROM step WHERE lane IS NOT NULL
-UNION ALL SELECT NULL, NULL, (SELECT min(local(next_attempt_at)) FROM work
+UNION ALL SELECT NULL, (SELECT 1 FROM work WHERE policy IS NOT NULL AND lease_owner IS NULL
+    ORDER BY policy LIMIT 1), (SELECT min(local(next_attempt_at)) FROM work
     WHERE {_retrying("work")} AND next_attempt_at > clock())
 """
 
@@ -181,15 +183,11 @@ class Place(msgspec.Struct, frozen=True):
 
 
 class Claimed(msgspec.Struct, frozen=True):
-    """Deliveries that were claimed, their leases by key, and where the poll ended.
-
-    ``grouped``: deliveries wait in groups, for a pause or a limit.
-    """
+    """Deliveries that were claimed, their leases by key, and where the poll ended."""
 
     due: Due
     leases: Mapping[str, Lease]
     place: Place = Place()
-    grouped: bool = False
 
 
 def claim_due(
@@ -215,12 +213,14 @@ def claim_due(
         limit: the most deliveries.
         now: Unix seconds.
         overdue: take over leases of others that have expired.
-        limits: pauses and policies; None: there are none, and no delivery waits in a group.
+        limits: pauses and policies; None: this process has none.
     """
-    most = limit if limits is None else max(limit, policies.CHUNK)
     rows = tx.all(_NEXT_LANES, lane=place.lane, now=now)
     lanes = {bytes(lane): sequence for lane, sequence, _ in rows if lane is not None}
-    (next_due_at,) = (at for lane, _, at in rows if lane is None)
+    ((grouped, next_due_at),) = (row[1:] for row in rows if row[0] is None)
+    if limits is None and grouped:
+        limits = NO_LIMITS
+    most = limit if limits is None else max(limit, policies.CHUNK)
     end = max(lanes) if len(lanes) == LANES else b""
     found = tx.all(
         _FIND_DUE,
@@ -275,7 +275,7 @@ def claim_due(
         allowed.waiting,
         allowed.superseded,
     )
-    return Claimed(due, claimed.leases, Place(end, left) if end else Place(), allowed.grouped)
+    return Claimed(due, claimed.leases, Place(end, left) if end else Place())
 
 
 def _find_in_group(tx: SqlTransaction, group: str, limit: int) -> list[int]:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from ...base.throttle import TokenBucket
-from ...records.policies import ClaimLimits, EventPause, GroupLimit, burst_of
+from ...records.policies import ClaimLimits, EventPause, GroupLimit, burst_of, may_coalesce
 from ..admission import LeaseTerms
 from .deliveries import RunEnd, end_all, note_reason
 from .dialect import SqlTransaction
@@ -46,7 +46,6 @@ class Allowed(msgspec.Struct, frozen=True):
     ``superseded`` are the keys of events that were ended, each with that of the newer one.
     ``next_at`` is when a rate allows the next run, by the caller's clock. ``waiting``: events of a
     group wait for a slot, a token or a worker. ``more``: another claim finds more at once.
-    ``grouped``: events wait in groups, paused ones included.
     """
 
     sequences: Sequence[int] = ()
@@ -54,7 +53,6 @@ class Allowed(msgspec.Struct, frozen=True):
     next_at: float | None = None
     waiting: bool = False
     more: bool = False
-    grouped: bool = False
 
 
 # -- groups --------------------------------------------------------------------------------------
@@ -133,7 +131,6 @@ def allow(
     """
     allowed = _Allowance(tx, terms, limits, find, new_token, now, live_only)
     for (group,) in tx.all(_LIST_GROUPS):
-        allowed.grouped = True
         limit = limits.groups.get(group)
         if limit is not None:
             allowed.allow(group, limit)
@@ -184,7 +181,6 @@ class _Allowance:
         self._next_at: float | None = None
         self._waiting = False
         self.more = False
-        self.grouped = False
 
     @property
     def result(self) -> Allowed:
@@ -194,7 +190,6 @@ class _Allowance:
             self._next_at,
             self._waiting,
             self.more,
-            self.grouped,
         )
 
     def allow(self, group: str, limit: GroupLimit) -> None:
@@ -226,7 +221,8 @@ class _Allowance:
         self._sequences += chosen
         self._free_workers -= len(chosen)
         if bucket is not None:
-            if chosen:
+            # A count from a clock that was ahead: tokens come back from now on.
+            if chosen or as_of > clock:
                 bucket.take(clock, len(chosen))
                 missing = bucket.missing(clock)
                 self._tx.run(_SAVE_TOKENS, name=group, missing=missing, as_of=clock)
@@ -284,7 +280,8 @@ class _Allowance:
         return True
 
     def _waiting_in_lane_of(self, group: str, sequence: int) -> list[tuple[int, str]]:
-        rows = self._tx.all(_LIST_LANE, sequence=sequence, limit=_LANE_CHUNK)
+        listed = self._tx.all(_LIST_LANE, sequence=sequence, limit=_LANE_CHUNK)
+        rows = [row for row in listed if may_coalesce(row[1])]
         own = next((row[2] for row in rows if row[0] == sequence), None)
         return [
             (number, key)
