@@ -49,7 +49,7 @@ class PauseAnswerer:
         return document(200, await self._shown_active())
 
     async def pause(self, body: bytes, address: str | None) -> Reply:
-        """Pause the events of a glob; return all pauses.
+        """Pause the events of a glob; return all pauses. Answer 409 if ``until`` has passed.
 
         Raises:
             BadQueryError: the request is not understood.
@@ -61,7 +61,7 @@ class PauseAnswerer:
         given = {} if wanted.until is None else {"until": wanted.until}
         until, now = parse_moment(given, "until"), self._clock()
         if until is not None and until <= now:
-            raise BadQueryError("until takes a time in the future")
+            return problem(409, "until takes a time in the future")
         actor = wanted.actor or USUAL_ACTOR
         await self._inbox.pause(
             wanted.type,

@@ -62,7 +62,7 @@ async def test_an_address_that_is_silent_is_given_up(monkeypatch):
     ("words", "message"),
     [
         (["--set", "Sdk:Admin:Enabled=false"], "Sdk:Admin:Enabled is false"),
-        (["--set", "Sdk:Admin:Bind=fd:admin"], "pass it with --url"),
+        (["--set", "Sdk:Admin:Bind=fd:admin"], "give the address with --url"),
         (["--url", "ftp://localhost:1"], "--url takes http://HOST:PORT"),
         (["--url", "http://localhost:port"], "--url takes http://HOST:PORT"),
         (["--url", "localhost:8081"], "--url takes http://HOST:PORT"),

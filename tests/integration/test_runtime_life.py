@@ -432,7 +432,7 @@ async def test_all_parts_are_siblings_in_one_nursery(sqlite):
     def look(task):
         for nursery in task.child_nurseries:
             for child in nursery.child_tasks:
-                if child.coro.__name__ == "keep":
+                if child.coro.__name__ == "supervise":
                     parts[child.coro.cr_frame.f_locals["name"]] = nursery
                 look(child)
 

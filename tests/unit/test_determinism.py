@@ -48,7 +48,7 @@ ORDERLESS = {"all", "any", "frozenset", "len", "max", "min", "set", "sorted", "s
 ALLOWED = {
     ("sdk_trio.admin.feed", "order of self._listeners"): "each listener gets the same",
     ("sdk_trio.base.foreign_errors", "id()"): "only tells whether an exception was seen",
-    ("sdk_trio.cli.run", "order of told"): "becomes a part of a set",
+    ("sdk_trio.cli.run", "order of faulty"): "becomes a part of a set",
     ("sdk_trio.cli.shutdown", "select.select()"): "the process, before it runs anything",
     ("sdk_trio.cli.tenant_credentials", "order of set(tenant.credentials.sources)"): "counts them",
     ("sdk_trio.cli.tenant_import", "order of set(tenant.credentials.sources)"): "counts them",
@@ -59,7 +59,6 @@ ALLOWED = {
     ("sdk_trio.config.sources", "order of places"): "becomes a mapping that is looked up",
     ("sdk_trio.config.table", "order of paths"): "becomes a mapping that is looked up",
     ("sdk_trio.runtime.systemd", "time.clock_gettime()"): "a message to systemd",
-    ("sdk_trio.storage.claims", "hash()"): "a filter: a collision of 64 bits costs one query",
     ("sdk_trio.storage.commit", "order of self._waiting"): "Trio orders the tasks that it wakes",
     ("sdk_trio.storage.copying", "order of _WRITTEN_BY_STARTS"): "deletes from each table",
     ("sdk_trio.storage.engines.postgres_connection", "order of self._connections"): (
@@ -68,7 +67,7 @@ ALLOWED = {
     ("sdk_trio.storage.memory.inbox", "order of named"): "the caller asks about each by itself",
     ("sdk_trio.storage.memory.rows", "hash()"): "compares two bodies in one process",
     ("sdk_trio.storage.memory.rows", "order of _RECORDED"): "becomes a record's fields",
-    ("sdk_trio.storage.postgres", "order of self._in_use"): "PostgreSQL is not simulated",
+    ("sdk_trio.storage.postgres_inbox", "order of self._in_use"): "PostgreSQL is not simulated",
     ("sdk_trio.storage.readers", "order of self._readings"): "Trio orders the tasks that it starts",
     ("sdk_trio.storage.known_keys", "hash()"): "a filter: a collision of 64 bits costs one query",
     ("sdk_trio.tenants.feed", "order of self._flags"): "Trio orders the tasks that it wakes",

@@ -254,7 +254,7 @@ class Deliveries:
         keys = {key for key, tenant in self._tenants.items() if tenant == tenant_id}
         if keys:
             self._in_order = deque(key for key in self._in_order if key not in keys)
-            for key in keys:
+            for key in sorted(keys):
                 del self.remembered[key], self._tenants[key]
             self.states[DeliveryState.DONE] -= len(keys)
         return len(keys)
