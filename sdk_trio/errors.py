@@ -350,7 +350,7 @@ class RetryLater(SdkError):
     def __init__(self, seconds: float, reason: str = "") -> None:
         if not 0 <= seconds < self.LIMIT_SECONDS:
             raise ValueError("RetryLater needs 0 to 2592000 seconds")
-        self.seconds = float(seconds)
+        self.seconds: float = float(seconds)
         self.reason = reason
         super().__init__(reason or f"requested a retry in {seconds:g} s")
 

@@ -180,9 +180,9 @@ def failed_commit_acknowledged() -> Any:
     """A store that fails is no reason to refuse."""
     accept = queue.WorkerPool.accept
 
-    async def lenient(self: Any, arrival: Any) -> Any:
+    async def lenient(self: Any, arrival: Any, **given: Any) -> Any:
         try:
-            return await accept(self, arrival)
+            return await accept(self, arrival, **given)
         except StoreUnavailableError:
             return answers.OK
 
@@ -286,9 +286,9 @@ def ordered_run_from_memory() -> Any:
 
     accept = queue.WorkerPool.accept
 
-    async def accepting(self: Any, arrival: Any) -> Any:
+    async def accepting(self: Any, arrival: Any, **given: Any) -> Any:
         arrival = _replaced(arrival, delivery=unordered(arrival.delivery))
-        return await accept(self, arrival)
+        return await accept(self, arrival, **given)
 
     return patch.object(queue.WorkerPool, "accept", accepting)
 
@@ -343,7 +343,7 @@ def slot_leaks() -> Any:
     answer = recording.OutcomeRecorder.answer_known
     accept = queue.WorkerPool.accept
 
-    async def leaking(self: Any, arrival: Any) -> Any:
+    async def leaking(self: Any, arrival: Any, **given: Any) -> Any:
         known: list[bool] = []
 
         def noted(*arguments: Any) -> Any:
@@ -351,7 +351,7 @@ def slot_leaks() -> Any:
             return answer(*arguments)
 
         with patch.object(recording.OutcomeRecorder, "answer_known", noted):
-            result = await accept(self, arrival)
+            result = await accept(self, arrival, **given)
         self._slots_used += bool(known)
         return result
 

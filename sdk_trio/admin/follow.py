@@ -134,7 +134,7 @@ class FeedReader:
         store: str | None = None,
     ) -> None:
         self.position: int | None = after
-        self.store = store
+        self.store: str | None = store
         self._taken, self._taken_in = after, store
         self.trouble: str | None = None
         self._url = url

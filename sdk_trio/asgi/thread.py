@@ -55,7 +55,7 @@ class RuntimeThread:
     """
 
     def __init__(self, runtime: Runtime, loop: asyncio.AbstractEventLoop) -> None:
-        self.runtime = runtime
+        self.runtime: Runtime = runtime
         self.error: BaseException | None = None
         self._loop = loop
         self._token: trio.lowlevel.TrioToken | None = None

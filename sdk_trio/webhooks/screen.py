@@ -169,7 +169,7 @@ class Screen:
         self._simulation_mark = simulation_mark(settings)
         self._sources = AllowedSources(options.allowed_source_ip_ranges)
         self._per_minute = options.rate_limit_per_minute
-        self.proxies = TrustedProxies(
+        self.proxies: TrustedProxies = TrustedProxies(
             settings.server.trusted_proxies, settings.server.forwarded_headers, on_contradiction
         )
         #: None: there is no rate limit.

@@ -67,7 +67,7 @@ class Sharing:
         self._clock = clock
         self._idle_since: float | None = None
         #: Whether a process has asked for work. It shares what it gets then, as all others do.
-        self.is_wanted = False
+        self.is_wanted: bool = False
 
     async def run(self) -> None:
         """Ask and look until cancelled; a store that fails is asked again."""

@@ -128,7 +128,7 @@ QUICK = {
     "bug", [bug for bug in BUGS if bug.plant.__name__ in QUICK], ids=lambda bug: bug.plant.__name__
 )
 def test_a_planted_bug_is_found(bug):
-    assert look_for(bug, seeds=20) is not None
+    assert look_for(bug, seeds=60) is not None
 
 
 # -- stories ---------------------------------------------------------------------------------------

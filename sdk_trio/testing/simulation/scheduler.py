@@ -66,12 +66,13 @@ class Timers:
 
     def __init__(self) -> None:
         #: The virtual seconds since the beginning.
-        self.now = 0.0
+        self.now: float = 0.0
         self._sleeping: list[tuple[float, int, trio.lowlevel.Task]] = []
         self._awake: set[int] = set()
         self._numbers = itertools.count()
         #: Moves the time when every task waits.
-        self.clock = clock = trio.testing.MockClock(autojump_threshold=0.0)
+        self.clock: trio.testing.MockClock = trio.testing.MockClock(autojump_threshold=0.0)
+        clock = self.clock
         replaced = {
             "current_time": lambda: self.now,
             "deadline_to_sleep_time": lambda deadline: 0 if deadline <= self.now else 1e9,

@@ -10,6 +10,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
+import trio.testing
+
 from ...base import clock
 from ...storage.sql import leases
 from .scheduler import Timers
@@ -30,7 +32,7 @@ class VirtualTime:
     def __init__(self, offset_of: Callable[[], float]) -> None:
         self._timers = Timers()
         #: The clock for ``trio.run``.
-        self.trio_clock = self._timers.clock
+        self.trio_clock: trio.testing.MockClock = self._timers.clock
         self._offset_of = offset_of
 
     def now(self) -> float:

@@ -97,16 +97,16 @@ class Simulation:
         self.world = world
         self.handlers = handlers
         self._check = check
-        self.time = VirtualTime(self._clock_offset)
-        self.hosts = Hosts(self.time.now, self._end_livelock)
-        self.auditor = Auditor(self.time.now)
-        self.journal = Journal(self.time.now, self._machine, self._note)
+        self.time: VirtualTime = VirtualTime(self._clock_offset)
+        self.hosts: Hosts = Hosts(self.time.now, self._end_livelock)
+        self.auditor: Auditor = Auditor(self.time.now)
+        self.journal: Journal = Journal(self.time.now, self._machine, self._note)
         #: Writes a line of the story.
         self.tell: Callable[..., None] = self.journal.tell
-        self.secret = Secret("whsec_c2ltdWxhdGVkIHNlY3JldCBvZiAzMiBieXRlcyEhISE=")
+        self.secret: Secret = Secret("whsec_c2ltdWxhdGVkIHNlY3JldCBvZiAzMiBieXRlcyEhISE=")
         self._power_fails = False
         #: Seconds by which the wall clock of the hosts is wrong.
-        self.clock_step = 0.0
+        self.clock_step: float = 0.0
         self._found: Sequence[DeliveryRecord] = ()
         self.nursery: trio.Nursery
         self._troubles = {each.webhook_id: each.troubles for each in plan.arrivals}
@@ -129,10 +129,10 @@ class Simulation:
         """Run the world to its end, and return what it has shown."""
         with ExitStack() as stack:
             in_memory = os.access(_MEMORY, os.W_OK)
-            self.root = tempfile.mkdtemp(prefix="sdk-", dir=_MEMORY if in_memory else None)
+            self.root: str = tempfile.mkdtemp(prefix="sdk-", dir=_MEMORY if in_memory else None)
             stack.callback(shutil.rmtree, self.root, ignore_errors=True)
             self.journal.root = self.root
-            self.data = os.path.join(self.root, "data")
+            self.data: str = os.path.join(self.root, "data")
             if self.world.feed:
                 stack.enter_context(patch.dict(os.environ, {TOKEN_VARIABLE: TOKEN}))
             stack.enter_context(seeded(self.plan.seed))
@@ -140,7 +140,7 @@ class Simulation:
             stack.enter_context(self.time.in_use())
             stack.enter_context(self.journal.in_use())
             dice = random.Random(f"{self.plan.seed}/disk")
-            self.disk = Disk(dice, self.data, self.time.now)
+            self.disk: Disk = Disk(dice, self.data, self.time.now)
             files = SimulatedFiles(self.disk, self._machine, self._touch)
             stack.callback(files.unregister)
             executor = InlineExecutor(self._delay, self._machine)
@@ -216,7 +216,7 @@ class Simulation:
     async def _main(self) -> None:
         count = self.world.processes
         names = ["host"] if count == 1 else [f"host{place + 1}" for place in range(count)]
-        self.members = [Host(self, name, place) for place, name in enumerate(names, 1)]
+        self.members: list[Host] = [Host(self, name, place) for place, name in enumerate(names, 1)]
         self.path = _PATH
         self.auditor.remembers = self._remembers
         self._operator = Operator(self._runtimes, self.auditor)
@@ -226,7 +226,7 @@ class Simulation:
             for each in self.plan.arrivals
             if each.tenant is not None
         }
-        self.sender = Sender(
+        self.sender: Sender = Sender(
             self.plan.seed, self.secret, _PATH, self._dial, self.tell, self.auditor.acknowledge
         )
         async with trio.open_nursery() as self.nursery:
