@@ -14,8 +14,8 @@ from typing import Any, Final, Protocol
 TOKEN: Final = r"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"  # noqa: S105 - no password
 TOKEN_BYTES: Final = TOKEN.encode()
 
-is_token = re.compile(TOKEN).fullmatch
-is_token_bytes = re.compile(TOKEN_BYTES).fullmatch
+is_token: Callable[[str], re.Match[str] | None] = re.compile(TOKEN).fullmatch
+is_token_bytes: Callable[[bytes], re.Match[bytes] | None] = re.compile(TOKEN_BYTES).fullmatch
 
 #: Header values that a receiver accepts (RFC 9110, 5.5): no control character except tab. Bytes
 #: beyond ASCII are allowed, as in the grammar (``obs-text``).
@@ -23,7 +23,7 @@ FIELD_VALUE_BYTES: Final = rb"[^\x00-\x08\x0a-\x1f\x7f]*+"
 
 #: Matches characters that a sender must never put into a header value: an intermediary could read
 #: them as the end of the value or of the head.
-breaks_value = re.compile(rb"[\x00\r\n]").search
+breaks_value: Callable[[bytes], re.Match[bytes] | None] = re.compile(rb"[\x00\r\n]").search
 
 #: Idempotent methods (RFC 9110, 9.2.2).
 IDEMPOTENT_METHODS: Final = frozenset({"GET", "HEAD", "PUT", "DELETE", "OPTIONS", "TRACE"})

@@ -197,7 +197,7 @@ class Runtime(RuntimeState):
         try:
             async with trio.open_nursery(strict_exception_groups=True) as nursery:
                 try:
-                    self.started = await nursery.start(self._serve)
+                    self.started: Started | None = await nursery.start(self._serve)
                     task_status.started(self.started)
                     await self._stop_wanted.wait()
                     await self._wait_for_load_balancers()
