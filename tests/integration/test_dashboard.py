@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+import time
 from pathlib import Path
 
 import httpx
@@ -189,7 +190,7 @@ def registry():
         raise ValueError("no such product")
 
     handlers.register(OrderPaidEvent, calls)
-    handlers.register(OrderRefundedEvent, breaks, enqueue=True)
+    handlers.register(OrderRefundedEvent, breaks, enqueue=True, max_attempts=8)
     return handlers
 
 
@@ -247,6 +248,9 @@ async def test_a_real_prometheus_finds_something_behind_every_expression(tmp_pat
             async with trio.open_nursery() as nursery:
                 started = await nursery.start(runtime.run)
                 nursery.start_soon(traffic, runtime)
+                await runtime.receiver.store.pause(
+                    "product.*", actor="me", reason="", until=None, now=time.time()
+                )
                 target = httpx.URL(started.admin[0]).netloc.decode()
                 async with prometheus(tmp_path, target, ALERTS) as scraper:
                     await everything_is_there(scraper)
