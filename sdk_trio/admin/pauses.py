@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import trio
 
 from ..base.clock import wall
 from ..records.policies import EventPause, glob_problem
@@ -61,6 +62,7 @@ class PauseAnswerer:
         given = {} if wanted.until is None else {"until": wanted.until}
         until, now = parse_moment(given, "until"), self._clock()
         if until is not None and until <= now:
+            await trio.lowlevel.checkpoint()
             return problem(409, "until takes a time in the future")
         actor = wanted.actor or USUAL_ACTOR
         await self._inbox.pause(
