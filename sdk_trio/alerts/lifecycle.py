@@ -49,7 +49,7 @@ def advance(
     """Apply conditions to alerts.
 
     Args:
-        alerts: the alerts of before, by name.
+        alerts: the current alerts, by name.
         conditions: of one moment.
         options: ``CloseAfterSeconds`` and ``RepeatHours`` apply.
         now: Unix seconds.

@@ -93,11 +93,11 @@ class Logger:
             if extra is None:
                 return
             fields |= extra
-        logger, dropped_line = self._logger, {"error": str(error), **fields}
+        logger, all_fields = self._logger, {"error": str(error), **fields}
         if logger.isEnabledFor(ERROR) and not _written(
-            logger, ERROR, "store.unavailable", dropped_line
+            logger, ERROR, "store.unavailable", all_fields
         ):
-            self._log(ERROR, "store.unavailable", dropped_line)
+            self._log(ERROR, "store.unavailable", all_fields)
 
     def _log(
         self, level: int, event: str, fields: dict[str, object], *, exc_info: bool = False

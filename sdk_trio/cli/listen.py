@@ -242,7 +242,7 @@ def listen_arguments(parser: ArgumentParser) -> None:
         metavar="SECONDS",
         help=(
             "skip a delivery that could not be posted for so long (default: wait for a server "
-            "that is down, and skip after {BROKEN_ATTEMPTS} broken connections)"
+            f"that is down, and skip after {BROKEN_ATTEMPTS} broken connections)"
         ),
     )
     parser.add_argument(

@@ -167,7 +167,8 @@ class Admitted(msgspec.Struct, frozen=True, gc=False):
 class Due(msgspec.Struct, frozen=True):
     """The result of ``take_due``; the caller holds the lease of every record.
 
-    ``records`` include their bodies. ``more``: further records were due beyond ``limit``.
+    ``records`` include their bodies. ``more``: ask again at once, because further records may be
+    due: beyond ``limit``, in lanes that were not read, or made free by this call.
     ``next_due_at`` is the time of the next retry, or None. ``unbegun`` are the keys that certainly
     no process has started to run. ``limited``: events wait for a limit of their handler.
     ``superseded`` are the keys of events that were ended, each with the key of the newer one.

@@ -2,16 +2,23 @@
 
 To read this package, follow one delivery:
 
-1. ``ports.py``: the contract of every store.
-2. ``sql/deliveries.py``: the life of a delivery; ``sql/schema.py``: its tables.
-3. ``inbox.py``: what SQLite and PostgreSQL do the same way; ``sqlite_inbox.py`` and
-   ``postgres_inbox.py`` add what differs.
-4. ``commit.py``: the thread that commits the work of all tasks; ``readers.py``: queries.
-5. ``sql/leases.py``: which process runs a delivery; ``admission.py``: the answer to a duplicate.
-6. ``claims.py``, ``known_keys.py``: how SQLite saves a commit for most inline deliveries.
+1. ``ports.py``: the contract of every store; ``open.py``: the uses that a store is opened for.
+2. ``sql/dialect.py``: the SQL of all statements; ``sql/schema.py``: the tables.
+3. ``admission.py``: the answer to a duplicate; ``sql/arrivals.py``: how a key is found;
+   ``sql/deliveries.py``: the life of a delivery.
+4. ``commit.py``: the thread that commits the work of all tasks; ``readers.py``: queries;
+   ``sql/methods.py`` and ``inbox.py``: the methods that SQLite and PostgreSQL share.
+5. ``sql/leases.py``: which process runs a delivery; ``sql/policies.py``: limits and pauses.
+6. ``known_keys.py``, ``claims.py``: how SQLite saves a commit for most inline deliveries;
+   ``effects.py``; ``sqlite_inbox.py`` and ``postgres_inbox.py`` add what differs.
 7. ``engines/``: connections, failures of disks and servers. ``memory/``: a store without SQL.
+   ``sql/days.py``, ``history.py``: history by days on PostgreSQL.
 
-The other modules are for operators: ``backup.py``, ``transfer.py``, ``examine.py``, ``replay.py``.
+Other data: ``sql/tenants.py``, ``sql/notifications.py``, ``sql/alerts.py``, ``term.py`` (leases of
+hosts), ``subjects.py`` (the newest state of a subject), ``data_directory.py`` (its lock).
+
+For operators: ``backup.py``, ``copying.py``, ``transfer.py``, ``examine.py``,
+``examine_postgres.py``, ``replay.py``.
 """
 
 from typing import TYPE_CHECKING

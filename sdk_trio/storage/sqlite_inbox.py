@@ -232,8 +232,8 @@ class SqliteInbox(SqlInbox):
             if start is not None and lease is not None:
                 deliveries.start_all(tx, self._terms, [start.repeated()])
             value = _apply_within_budget(tx, key, lease, attempt, inside)
-            if lease is not None:
-                deliveries.finish(tx, self._terms, lease, Done(), now)
+            assert lease is not None  # without one the effects are refused
+            deliveries.finish(tx, self._terms, lease, Done(), now)
             self._unawaited.keys.check(tx)
             return value
 

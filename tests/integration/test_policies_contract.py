@@ -100,7 +100,7 @@ async def test_a_killed_owner_uses_its_slots_until_its_leases_end(stores: Stores
     assert await take(killed, one) == ["a"]
     await killed.start("a", now=NOW)
     assert await take(other, one) == []
-    await other.take_over("killed", heir="nobody", now=NOW)
+    await other.take_over("killed", heir="heir", now=NOW)
     # The heir has the suspect, and with it the slot.
     assert await take(other, one) == []
 

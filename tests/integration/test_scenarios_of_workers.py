@@ -218,7 +218,7 @@ async def test_a_run_that_finishes_in_spite_of_a_stop_is_done(sqlite):
 
     async def handler(event):
         begun.set()
-        with contextlib.suppress(trio.Cancelled):  # its work is done, and it says so
+        with contextlib.suppress(trio.Cancelled):  # its work is done
             await trio.sleep_forever()
 
     async with started(handler, **sqlite, Webhooks__GracefulDrainTimeoutSeconds=0.05) as app:

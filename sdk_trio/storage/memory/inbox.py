@@ -6,9 +6,9 @@ oldest dead, parked and failed inline ones are dropped, and then new ones are re
 time, a warning is logged.
 
 Cancellation: a method is one checkpoint, *before* it reads or changes anything, so a cancelled call
-has changed nothing. ``close``, and ``finish`` of an inline run, are no checkpoints, and ``claim``
-lets no other task run: such a run is part of a request, which has its own checkpoints, and a
-further one would cost as much as all the work of this store.
+has changed nothing. ``finish`` of an inline run is no checkpoint, and ``claim`` lets no other task
+run: such a run is part of a request, which has its own checkpoints, and a further one would cost as
+much as all the work of this store. ``close`` closes first, and is a checkpoint after it.
 
 :class:`MemoryBackend` makes the stores of tenants, messages and the upgrade on first use: most
 receivers have no tenants, and start without them.

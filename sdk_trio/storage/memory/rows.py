@@ -275,8 +275,8 @@ class Deliveries:
     def may_run(self, row: MemoryRow) -> bool:
         """Return whether ``row`` is the first of its line, and no later row of the line is leased.
 
-        A later row may be leased: its lease began before this row was put back. Only called for
-        rows without a lease.
+        A later row may be leased: its lease began before this row was put back. That does not
+        matter for a row that has a lease itself, such as one that has expired.
         """
         if not row.ordered or row.subject is None:
             return True

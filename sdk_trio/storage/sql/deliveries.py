@@ -278,7 +278,7 @@ def _admit_known(
         tx.one(_LOCK_WORK, sequence=sequence)
         locked = sequence
     else:
-        raise AssertionError("a locked row does not change")
+        raise AssertionError(f"the delivery changed in each of {_TRIES} tries")
     if rule.change is Change.REPLACE:
         arrivals.remove(tx, [sequence])
         (added,) = _open(tx, terms, [arriving], state, reason)

@@ -1,10 +1,13 @@
 """The tables of the store, for both engines: version 1, and the steps to later versions.
 
-A delivery is in at most two of three tables:
+A delivery has a row in ``arrival``, and one in either ``work`` or ``ended``:
 
-- ``arrival``: the delivery as it was received. The row is appended once, and only the retention
-changes it, when it removes the body. - ``work``: the state of a delivery that is not done. The
-table is small. - ``ended``: the outcome of a done delivery.
+===========  ======================================================================================
+``arrival``  the delivery as it was received. Later changes: the retention removes the body, a
+             redelivery can change ``ordered``, and the upgrade sets ``tenant_id``
+``work``     the state of a delivery that is not done; the table is small
+``ended``    the outcome of a done delivery
+===========  ======================================================================================
 
 On PostgreSQL, ``arrival`` and ``ended`` are partitioned by day (:mod:`storage.sql.days`).
 

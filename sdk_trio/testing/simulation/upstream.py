@@ -17,7 +17,7 @@ SETTINGS = {
 ANSWER_SECONDS = 0.05
 FAILING = 0.02
 
-#: The seconds after which a transport gives up on an answer, unless the request says so.
+#: The seconds that a transport waits for an answer, unless the request sets its own timeout.
 TIMEOUT_SECONDS = 10.0
 
 _OUTAGES = ("refused", "reset", "timeout", "late", "429", "500", "503")
