@@ -17,6 +17,7 @@ import trio
 from ..base.clock import wall
 from ..base.logs import get_logger
 from ..config import Settings
+from ..errors import SdkError
 from ..events import organization_of
 from ..events.lifecycle import (
     KINDS,
@@ -38,6 +39,9 @@ from ..tenants.service import TenantService
 from .gap import CatchUpRun
 
 _log = get_logger("runtime")
+
+#: Statuses with which the upstream refuses a list for good: no scope, or no such list.
+REFUSALS = frozenset({403, 404})
 
 #: Time between two pages, in seconds. One call a second is below the rate limit of every known
 #: upstream, with a reserve for the application's own calls.
@@ -162,7 +166,8 @@ class CatchUp:
             save: stores the progress after each page.
 
         Raises:
-            CallError: a call failed; the progress is saved.
+            CallError: a call failed; the progress is saved. A list that the upstream refuses
+                (403, 404) is logged and left out.
             StoreUnavailableError: from the inbox.
 
         Cancellation loses at most the progress of one page, which is then repeated.
@@ -179,7 +184,19 @@ class CatchUp:
         for number, kind in enumerate(kinds):
             if number < names.index(run.kind):
                 continue
-            run = await self._run_list(upstream, kind, run, wanted, memory, save)
+            try:
+                run = await self._run_list(upstream, kind, run, wanted, memory, save)
+            except SdkError as error:
+                if getattr(error, "status", None) not in REFUSALS:
+                    raise
+                # The other lists must not wait for a permission that this token may never get.
+                _log.error(
+                    "reconciliation.list_refused",
+                    list=kind.name,
+                    error=str(error),
+                    hint="its changes are not caught up: give the access token the scope to read "
+                    "it, and run 'sdk-trio events catch-up' for this time",
+                )
             if number + 1 < len(kinds):
                 run = run.begin_list(kinds[number + 1].name)
                 await save(run)

@@ -170,8 +170,8 @@ class GapWatch:
     async def check(self, tenant: Tenant | None) -> tuple[ReadEndpoint, ...]:
         """Read the endpoints of an account and note a gap; return the enabled ones.
 
-        A disabled endpoint is enabled, if that is set, this receiver is ready, and the last attempt
-        is an hour ago.
+        A disabled endpoint is enabled, if that is set, this receiver is ready, the last attempt is
+        an hour ago, and the endpoint is certainly that of this receiver.
 
         Raises:
             CallError: the upstream did not answer; the account has no contact.
@@ -216,6 +216,15 @@ class GapWatch:
         # Stored first: a crash must not make it happen more often than once an hour.
         await self._save(tenant, attrs.evolve(state, reenabled_at=now))
         for endpoint in disabled:
+            if not endpoint.is_certain:
+                _log.error(
+                    "reconciliation.reenable_refused",
+                    **_fields(tenant),
+                    endpoint_id=endpoint.id,
+                    hint="its URL has another path, so it may be another program's: set "
+                    "Sdk:Webhooks:Reconciliation:EndpointIds to its id if it is this receiver's",
+                )
+                continue
             await upstream.enable(endpoint.id)
             _log.warning(
                 "reconciliation.endpoint_reenabled",

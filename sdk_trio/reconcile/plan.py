@@ -240,12 +240,14 @@ def with_asked(checkpoint: Checkpoint, webhook_id: str, now: float) -> Checkpoin
 class ReadEndpoint:
     """A webhook endpoint of the upstream whose URL is this receiver's.
 
-    ``events`` are the types that it subscribes to; None: unknown.
+    ``events`` are the types that it subscribes to; None: unknown. ``is_certain``: its id is in the
+    settings, or its URL has the path of this receiver. Otherwise it is the only one of the account.
     """
 
     id: str
     enabled: bool
     events: frozenset[str] | None = None
+    is_certain: bool = True
 
 
 def choose_endpoints(
@@ -282,7 +284,13 @@ def choose_endpoints(
             "the upstream's webhook endpoint for this receiver is unknown; set "
             f"Sdk:Webhooks:Reconciliation:EndpointIds to its id; the upstream has: {existing}"
         )
-    return tuple(_read_endpoint(name, by_id[name]) for name in chosen)
+    return tuple(
+        attrs.evolve(
+            _read_endpoint(name, by_id[name]),
+            is_certain=bool(configured) or has_path(by_id[name], path),
+        )
+        for name in chosen
+    )
 
 
 def _read_endpoint(name: str, entry: Mapping[str, Any]) -> ReadEndpoint:

@@ -90,6 +90,41 @@ async def test_a_receiver_enables_its_endpoint_as_soon_as_it_is_ready_and_once_a
     assert upstream.calls.count(("PATCH", f"/webhooks/endpoints/{owner.endpoint_id}")) == 2
 
 
+async def test_an_endpoint_that_may_be_another_programs_is_not_enabled(watched, autojump_clock):
+    upstream, _, ready = watched
+    upstream.organization.target = "https://other.example/shop"
+    ready.append(True)
+    await trio.sleep(600)
+    upstream.organization.enabled = False
+    await trio.sleep(3 * HOUR)
+    assert not upstream.organization.enabled
+    assert not [method for method, _ in upstream.calls if method == "PATCH"]
+
+
+async def test_a_list_that_the_upstream_refuses_does_not_hold_up_the_others(
+    watched, autojump_clock, monkeypatch
+):
+    upstream, inbox, _ = watched
+    upstream.organization.subscribed = ("product.updated", "order.updated")
+    answer = upstream.answer
+
+    def refuse(method, target, token, body):
+        given = answer(method, target, token, body)
+        return (403, {"detail": "no scope"}) if target.startswith("/v1/products") else given
+
+    monkeypatch.setattr(upstream, "answer", refuse)
+    await trio.sleep(600)
+    upstream.organization.enabled = False
+    await trio.sleep(HOUR)
+    upstream.change("orders", order("ord_1", created=now() - HOUR, modified=now()))
+    await trio.sleep(60)
+    upstream.enable()
+    await trio.sleep(300)
+    assert upstream.calls.count(("GET", "/products/")) == 1
+    (event,) = await inbox.find()
+    assert (event.type, event.subject) == ("order.updated", "ord_1")
+
+
 async def test_a_watch_without_a_gap_lists_nothing(watched, autojump_clock):
     upstream, _, _ = watched
     await trio.sleep(24 * HOUR)
