@@ -136,7 +136,9 @@ def test_the_endpoint_is_the_only_one_or_has_our_path_or_is_configured() -> None
     assert chosen([ELSE]) == ["b"]
     assert chosen([HERE, ELSE]) == ["a"]
     assert chosen([HERE, ELSE], ["b", "a"]) == ["b", "a"]
-    assert choose_endpoints([ELSE], configured=(), path="/x") == (ReadEndpoint("b", enabled=False, is_certain=False),)
+    assert choose_endpoints([ELSE], configured=(), path="/x") == (
+        ReadEndpoint("b", enabled=False, is_certain=False),
+    )
     for listed, configured in ([[], []], [[HERE, {**HERE, "id": "c"}], []], [[ELSE], ["a"]]):
         with pytest.raises(UnknownEndpointError, match="Reconciliation:EndpointIds") as caught:
             chosen(listed, configured)
