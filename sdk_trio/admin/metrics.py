@@ -1,4 +1,4 @@
-"""Every metric of the program: name, kind, labels, meaning; and their text for Prometheus. Pure.
+"""The table of metrics (name, kind, labels, meaning) and the exposition for Prometheus. Pure.
 
 The exposition (format 0.0.4), ``docs/reference/metrics.md`` and the tests of the dashboards read
 this table. A sample whose name is not in the table is not shown, so every metric is documented.
@@ -29,8 +29,8 @@ _HELP_ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n"})
 class Metric(msgspec.Struct, frozen=True):
     """One metric; ``help`` is one line for people, ``labels`` the names of its labels.
 
-    ``across``: the rule by which several processes are shown as one. Counts add up. A state does
-    not; the worst one is shown.
+    ``across``: how the values of several processes are combined. Counts are summed. For a state,
+    the worst value is shown.
     """
 
     name: str
@@ -279,7 +279,7 @@ def metric_of(sample_name: str) -> Metric | None:
 
 
 def add_up(processes: Iterable[Iterable[Sample]]) -> list[Sample]:
-    """Return the samples of several processes as those of one, in the order of their arrival."""
+    """Combine the samples of several processes into one list, in order of arrival."""
     values: dict[tuple[str, Labels], float] = {}
     for samples in processes:
         for sample in samples:
@@ -320,8 +320,8 @@ def expose(samples: Iterable[Sample]) -> bytes:
         lines.setdefault(metric.name, []).append(_line(sample))
     text: list[str] = []
     for metric in METRICS:
-        # Lines of one metric must be contiguous, below its help and type (format 0.0.4), while
-        # samples come part by part.
+        # Format 0.0.4: the lines of one metric must be contiguous, below its help and type. The
+        # samples of one metric may arrive apart from each other.
         if metric.name in lines:
             text.append(f"# HELP {metric.name} {metric.help.translate(_HELP_ESCAPES)}")
             text.append(f"# TYPE {metric.name} {metric.kind}")

@@ -138,7 +138,7 @@ async def run_in_thread(
 
     Args:
         function: gets ``arguments``; its exceptions are raised here.
-        limiter: caps the number of such calls at a time; None: Trio's default limiter.
+        limiter: caps the number of concurrent calls; None: Trio's default limiter.
         abandon_on_cancel: on cancellation, stop waiting and drop the result while the thread
             continues. Otherwise wait until the function ends; it can call :func:`check_cancelled`.
         name: the thread's name while the function runs.

@@ -50,7 +50,7 @@ def members_of(error: BaseException) -> tuple[BaseException, ...]:
 
 
 def leaves_of(error: BaseException) -> Iterator[BaseException]:
-    """Return the leaf exceptions of a group in order; other exceptions return themselves."""
+    """Return the leaf exceptions of a group in order; any other exception is its only leaf."""
     # Not recursive: nurseries of a recursive task nest groups as deep as the recursion.
     waiting = [error]
     while waiting:
@@ -88,7 +88,7 @@ def chain_of(error: BaseException) -> Iterator[BaseException]:
 
 
 def message_of(error: BaseException) -> str:
-    """Return ``str(error)`` as text that can be stored, or why there is none.
+    """Return ``str(error)`` as text that can be stored, or a placeholder with the reason.
 
     Raises:
         KeyboardInterrupt: an operator pressed Ctrl-C during the call.

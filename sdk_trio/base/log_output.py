@@ -1,4 +1,4 @@
-"""Writes log lines without making the event loop wait for their reader.
+"""Write log lines without making the event loop wait for their reader.
 
 A line is written at once if the descriptor accepts it. Otherwise it joins a bounded buffer, which a
 thread drains as fast as the reader reads. When the buffer is full, lines are dropped: Debug and
@@ -45,10 +45,10 @@ RETRY_SECONDS = 1.0
 #: Seconds that the thread waits for further lines before it ends.
 IDLE_SECONDS = 5.0
 
-#: Seconds that a program waits at its end for a slow reader.
+#: Seconds that a program waits for a slow reader when it exits.
 EXIT_SECONDS = 1.0
 
-#: Levels and the label of the metric.
+#: The metric's label for each level.
 _LEVELS = {
     logging.DEBUG: "debug",
     logging.INFO: "info",
@@ -64,7 +64,7 @@ dropped_in_all: Counter[str] = Counter(dict.fromkeys(_LEVELS.values(), 0))
 
 
 def level_name(level: int) -> str:
-    """Return the name of a level as in a line: the standard library's, in lower case."""
+    """Return a level's name as log lines show it: the standard library's name in lower case."""
     return _LEVELS.get(level) or logging.getLevelName(level).lower()
 
 
@@ -86,7 +86,7 @@ class LogDescriptor(NamedTuple):
 
 
 def target_of(stream: TextIO) -> LogDescriptor:
-    """Return a target that writes to ``stream`` without waiting, as far as the system can.
+    """Return a target that writes to ``stream`` without waiting, as far as the system allows.
 
     The descriptor itself must not get ``O_NONBLOCK``: the flag belongs to the open file, which a
     shell and other programs at the terminal share, and their writes would fail with EAGAIN. Calling
@@ -309,8 +309,8 @@ class LogOutput:
     def _buffer(self, level: int, line: bytes) -> None:
         small = level < WARNING
         if self._dropped:
-            # Half of the buffer must be free before small lines are buffered again. Otherwise a
-            # reader that is slightly too slow would get a line about dropped ones for every line.
+            # Half of the buffer must be free before Debug and Info lines are buffered again.
+            # Otherwise a slightly slow reader would get one log.dropped line per log line.
             if self._size <= self._most // 2:
                 self._append(*self._take_dropped_line())
             elif small:
@@ -432,7 +432,7 @@ class LogOutput:
                 self._target.close()
 
     def leads_to(self, stream: TextIO) -> bool:
-        """Return whether ``stream`` is this output's stream and still has the same file."""
+        """Return whether ``stream`` is this output's stream and still refers to the same file."""
         if stream is not self.stream or self._closed:
             return False
         return self._target.identity == identity_of(stream)
@@ -447,7 +447,7 @@ class LogOutput:
         self._lock.release()
 
     def after_fork_in_child(self) -> None:
-        """Forget the buffered lines, which the parent writes, and its thread and loop."""
+        """Discard the buffered lines, which the parent writes, and the parent's thread and loop."""
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._thread = self._loop = None

@@ -84,9 +84,9 @@ class Logger:
     def store_unavailable(self, error: BaseException, /, **fields: object) -> None:
         """Log that the store is unavailable; operators and alerts rely on this event.
 
-        ``retry_in`` is the time until an automatic retry, in seconds. While it is retried each
-        second, lines follow after 10, 20 and 40 s, then each minute, until the store answers;
-        ``suppressed`` counts the omitted lines.
+        ``retry_in`` is the time until an automatic retry, in seconds. While the store is retried
+        each second, the event is logged again after 10, 20 and 40 s, then each minute, until the
+        store answers. ``suppressed`` counts the omitted lines.
         """
         if "retry_in" in fields:
             extra = self._again.fields(Outage.ended)
@@ -120,7 +120,7 @@ def _written(logger: logging.Logger, level: int, event: str, fields: dict[str, o
     """Write an event without the standard library; False if other handlers need its record.
 
     The host may have added handlers and filters since :func:`configure`, or replaced a method that
-    every record passes, as Sentry's SDK does.
+    every record passes through, as Sentry's SDK does.
     """
     handler = _installed.handler
     if (
@@ -153,14 +153,14 @@ def get_logger(domain: str) -> Logger:
 class Throttle:
     """Limits the log lines of each kind per period, and counts the omitted ones.
 
-    For lines that strangers can cause at any rate: otherwise a flood of requests becomes a flood of
-    lines, which hides the rest of the log.
+    For lines that untrusted clients can cause at any rate: otherwise a flood of requests becomes a
+    flood of lines, which hides the rest of the log.
 
     Args:
-        lines: of each kind per period.
+        lines: the number of lines of each kind per period.
         seconds: the length of a period, which starts with its first line.
-        longest: the period doubles, up to this many seconds, while each one follows directly on one
-            with omitted lines. By default all have the same length.
+        longest: the maximum length of a period. A period that directly follows one with omitted
+            lines is twice as long. By default all periods have the same length.
         clock: returns seconds that never go back.
     """
 
@@ -186,7 +186,7 @@ class Throttle:
         self._kinds: dict[Hashable, tuple[float, float, int, int]] = {}
 
     def admit(self, kind: Hashable) -> int | None:
-        """Return whether to log one more line of ``kind``.
+        """Count one more line of ``kind``, and decide whether to log it.
 
         Returns:
             The number omitted since the last logged line; None: omit this one.
@@ -225,14 +225,15 @@ class Outage:
     """A period in which a store is unavailable; its end is logged with its length.
 
     Args:
-        log: of the store's domain.
+        log: the logger of the store's domain.
 
     Callable from any thread.
     """
 
     __slots__ = ("_failed", "_lock", "_log", "since")
 
-    #: Outages that have ended, of all stores: the next one is logged at once.
+    #: Number of ended outages of all stores. The throttle uses it as the kind, so that the next
+    #: outage is logged at once.
     ended: ClassVar[int] = 0
 
     def __init__(self, log: Logger) -> None:
@@ -293,7 +294,7 @@ def _json_of(value: object) -> str:
 
 
 def _without_halves(text: str) -> str:
-    """Return JSON in which each lone surrogate, as in undecodable file names, is six letters.
+    """Return JSON with each lone surrogate, as in undecodable file names, as six plain characters.
 
     jq and others reject an escaped lone surrogate, and stop reading at that line.
     """
@@ -355,7 +356,7 @@ class _JsonLines:
     Unlike ``json.dumps``, each line is always strict JSON (RFC 8259).
     """
 
-    #: The most line prefixes cached; each logging call site has one, about two hundred.
+    #: Maximum number of cached line prefixes. Each of the about 200 logging call sites has one.
     MOST = 1024
 
     def __init__(self) -> None:
@@ -373,7 +374,7 @@ class _JsonLines:
                 line += f", {quoted[key]}: {quoted[value]}"
             elif value.__class__ is int:
                 line += f", {quoted[key]}: {value}"
-            # Same text as the encoder's, without its calls; non-finite numbers are left to it.
+            # Same text as from the encoder, without a call; the encoder handles non-finite numbers.
             elif value.__class__ is float and -_ENDLESS < value < _ENDLESS:
                 line += f", {quoted[key]}: {value!r}"
             else:
@@ -486,8 +487,8 @@ _is_bare = re.compile(r"""[^\s"'=\\]+""").fullmatch
 def render_console(event: Mapping[str, Any], *, colors: bool) -> str:
     """Return an event as a line for people, its traceback below it.
 
-    Strangers choose some values. Invisible characters are escaped everywhere, so that a value
-    cannot move the cursor, change colors or start a line that looks like another event.
+    Untrusted clients choose some values. Invisible characters are escaped, so that no value
+    can move the cursor, change colors or start a line that looks like another event.
     """
 
     def paint(style: str, text: str) -> str:
@@ -511,8 +512,8 @@ def render_console(event: Mapping[str, Any], *, colors: bool) -> str:
 def render_terminal(event: Mapping[str, Any], *, colors: bool, width: int) -> str:
     """Return an event as :func:`render_console` does, in lines of at most ``width`` characters.
 
-    The time is UTC, and the logger is omitted: people at a terminal watch the present. Continuation
-    lines are indented; the terminal breaks only words longer than a line.
+    The time is UTC without a date, and the logger is omitted: a terminal shows live output.
+    Continuation lines are indented; the terminal breaks only words longer than a line.
     """
 
     def paint(style: str, text: str) -> str:
@@ -620,7 +621,7 @@ def number_process(number: int) -> None:
 
 
 def _width_of(terminal: TextIO) -> int:
-    """Return the characters of a line: COLUMNS, as shells set it or from the terminal."""
+    """Return the line width in characters: COLUMNS if it is set, else the terminal's width."""
     columns = os.environ.get("COLUMNS", "")
     if columns.isascii() and columns.isdigit() and len(columns) < 5 and int(columns):
         return int(columns)
@@ -631,7 +632,7 @@ def _width_of(terminal: TextIO) -> int:
 
 
 def _dropped_line(dropped: Mapping[str, int]) -> str:
-    """Return the line about lines that were dropped, by level."""
+    """Return the line that reports the number of dropped lines by level."""
     assert _installed.handler is not None
     fields = {**dropped, "hint": "the log's reader was too slow: check the program that reads it"}
     event = _as_event(logging.WARNING, f"{ROOT}.logs", "log.dropped", fields)
@@ -639,7 +640,7 @@ def _dropped_line(dropped: Mapping[str, int]) -> str:
 
 
 def begin_batching() -> None:
-    """Gather the lines of this thread, the event loop's, until :func:`write_batch`."""
+    """Buffer the lines of this thread, which runs the event loop, until :func:`write_batch`."""
     if _installed.handler is not None:
         _installed.handler.output.begin_batching()
 

@@ -1,8 +1,8 @@
-"""Opens sockets, and files of the data directory; nothing else in the runtime opens them.
+"""Open sockets and the files of the data directory; no other module of the runtime opens them.
 
 A simulation replaces the :class:`Opener` with :func:`use`: its network is in memory, and its disk
-loses unsynced writes. Files written by an operator, such as settings and secrets, are opened where
-they are read, and never written.
+loses unsynced writes. Modules that read an operator's files, such as settings and secrets, open
+them directly and never write them.
 
 Trio and apsw are imported on use: commands that do not need them start faster.
 """
@@ -92,7 +92,7 @@ def open_file(path: str | os.PathLike[str], flags: int, mode: int = 0o600) -> in
     Usable as the ``opener`` of the built-in ``open``: ``open(path, "rb", opener=open_file)``.
 
     Args:
-        flags: those of ``os.open``. Child processes do not inherit the descriptor.
+        flags: as for ``os.open``. Child processes do not inherit the descriptor.
         mode: permissions of a created file, before the umask.
 
     Raises:
@@ -139,7 +139,7 @@ def open_database(path: str | os.PathLike[str], *, flags: int) -> "apsw.Connecti
     """Open a SQLite database and return the connection.
 
     Args:
-        flags: ``apsw.SQLITE_OPEN_READONLY`` or the like.
+        flags: SQLite's open flags, such as ``apsw.SQLITE_OPEN_READONLY``.
 
     Raises:
         apsw.Error: it cannot be opened.
@@ -174,7 +174,7 @@ async def dial_tcp(
         next_address: seconds before the next address is tried in parallel.
 
     Raises:
-        OSError: it cannot be resolved, or no address answers.
+        OSError: the host cannot be resolved, or none of its addresses answers.
     """
     return await _current.dial_tcp(host, port, next_address)
 

@@ -47,12 +47,13 @@ if not describing():
 #: The wait for the local server's answer, in seconds: as long as the upstream waits.
 ANSWER_SECONDS = 10.0
 
-#: Waits between two attempts to reach a local server that is away, in seconds.
+#: Waits between two attempts to reach a local server that is down, in seconds.
 AWAY_BASE_SECONDS = 0.25
 AWAY_CAP_SECONDS = 5.0
 
-#: Attempts at a delivery while the local server breaks the connection each time. Its handler may be
-#: the cause, and later deliveries wait. A restarting server needs one or two attempts.
+#: Attempts at a delivery if the local server breaks the connection each time. They are limited
+#: because the delivery's handler may be the cause, and later deliveries wait. A restarting server
+#: needs one or two attempts.
 BROKEN_ATTEMPTS = 5
 
 #: Timeout of a query about the relay, in seconds.
@@ -64,7 +65,7 @@ REPLACED = "the receiver has a different store than before: starting with its fi
 
 
 class RelayError(SdkError):
-    """The receiver cannot be followed: the message has the reason and the fix."""
+    """The receiver's feed cannot be followed; the message gives the reason and the fix."""
 
     exit_code = EXIT_UNAVAILABLE
 
@@ -82,7 +83,7 @@ def feed_source(settings: Settings, arguments: Namespace) -> FeedSource:
 
     Raises:
         UsageError: the token is missing, or the address is unknown.
-        FeedRefusedError: it is not an address.
+        FeedRefusedError: ``--from`` is not an address.
     """
     url = arguments.from_ or admin_address(settings, option="--from")
     name = arguments.token_env or settings.admin.token_env_var
@@ -112,7 +113,7 @@ async def ask(
     query: Mapping[str, str] | None = None,
     body: object = None,
 ) -> Any:
-    """Return the document of a call of the receiver's API.
+    """Call the receiver's API and return the document that it answers.
 
     Raises:
         RelayError: no answer, or a refusal.
@@ -128,8 +129,8 @@ async def ask(
 
 
 async def first_since(source: FeedSource, since: float) -> int | None:
-    """Return the sequence before the first arrival since a moment; None if there is none yet."""
-    # Rounded down: a time rounded up would be after the delivery that arrived at it.
+    """Return the sequence just before the first arrival since ``since``; None without arrivals."""
+    # Round down: rounding up would skip a delivery that arrived exactly at this time.
     numerator, denominator = since.as_integer_ratio()
     micros = numerator * 10**6 // denominator
     query = {"since": f"{micros // 10**6}.{micros % 10**6:06}", "order": "oldest", "limit": "1"}
@@ -149,7 +150,7 @@ def raw_of(event: Mapping[str, Any]) -> bytes | None:
 
 
 class Cursor:
-    """The position of one listener in a file; another listener with the same file is refused.
+    """A listener's position, stored in a file that only one listener can use at a time.
 
     Args:
         file: its directory is created.
@@ -197,7 +198,7 @@ class Cursor:
 
 
 def cursor_file(arguments: Namespace, source: FeedSource) -> Path:
-    """Return the file of ``--cursor``, or else this user's file for these two addresses."""
+    """Return the file of ``--cursor``, or else the default for source, target and tenant."""
     if arguments.cursor:
         return Path(arguments.cursor)
     words = json.dumps([feed_url(source.url), arguments.forward_to, arguments.tenant])
@@ -348,10 +349,10 @@ class Relay:
         target: the local address.
         cursor: the position.
         secret: signs the delivery; None: the receiver's signature is kept.
-        settings: how a secret becomes a key.
-        as_json: print objects of JSON.
-        give_up: skip a delivery after so many seconds of failed attempts; None: only one on which
-            the server breaks the connection :data:`BROKEN_ATTEMPTS` times.
+        settings: provides the key derivation of the secret.
+        as_json: print JSON objects.
+        give_up: seconds of failed attempts after which a delivery is skipped. None: skip a delivery
+            only if the server breaks the connection :data:`BROKEN_ATTEMPTS` times.
     """
 
     def __init__(
@@ -371,8 +372,8 @@ class Relay:
         self._secret = secret
         self._derivation = settings.webhooks.key_derivation
         self._as_json = as_json
-        # One connection per delivery: a kept one that the server has closed would look like a
-        # server that ended while answering.
+        # One connection per delivery: an idle connection that the server has closed would look
+        # like a server that died while answering.
         single = httpx.Limits(max_keepalive_connections=0)
         # A client with an explicit transport ignores the environment's proxies, which would receive
         # bodies and signatures. ANSWER_SECONDS bounds each exchange.
@@ -392,9 +393,9 @@ class Relay:
     async def forward(self, event: Mapping[str, Any]) -> ForwardedAnswer:
         """Post one delivery, and return the answer.
 
-        If the server is down, or ends while it answers, the delivery is retried with the same id
-        until it is given up. If it does not answer in time, it has received the delivery, so the
-        next one follows.
+        If the server is down or dies while answering, the delivery is retried with the same id
+        until it is given up. If the server does not answer in time, it has received the delivery,
+        so the delivery is not retried.
         """
         raw = raw_of(event)
         if raw is None:

@@ -1,4 +1,4 @@
-"""``events pause``, ``resume`` and ``pauses``: events that wait in the store by their type."""
+"""``events pause``, ``resume`` and ``pauses``: pause events by type; they wait in the store."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if not describing():
 
 COLUMNS = ("type", "since", "until", "actor", "reason")
 
-#: The columns with ``--all``: pauses that have ended as well.
+#: The columns with ``--all``, which also lists pauses that have ended.
 ALL_COLUMNS = (*COLUMNS, "ended_at", "ended_by")
 
 
@@ -89,7 +89,7 @@ def pauses_arguments(parser: ArgumentParser) -> None:
 
 
 def pauses(arguments: Namespace) -> int:
-    """Print the pauses: what waits, since when, and who wanted it."""
+    """Print the pauses: the type of the events, the start, and the actor."""
     found = trio.run(pauses_in, load(arguments), arguments.all)
     rows = [row_of(each) for each in found]
     print_list(arguments, rows, ALL_COLUMNS if arguments.all else COLUMNS)

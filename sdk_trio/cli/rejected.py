@@ -48,7 +48,7 @@ def rejected_arguments(parser: ArgumentParser) -> None:
 def list_rejected(arguments: Namespace) -> int:
     """Print the newest requests that were rejected or refused, newest first.
 
-    The receiver keeps the last 500 in memory, without their bodies; this command queries it.
+    The receiver keeps the last 500 in memory, without bodies; this command queries the receiver.
 
     Raises:
         RelayError: the receiver does not answer, or refuses the request.

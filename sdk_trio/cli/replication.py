@@ -48,7 +48,7 @@ if not describing():
 
 T = TypeVar("T")
 
-#: Exit status of a command that a signal ended, as a shell reports it.
+#: Added to a signal's number, as in a shell: the exit status of a command that it ended.
 _SIGNAL_BASE = 128
 
 
@@ -67,13 +67,13 @@ def open_reader(settings: Settings) -> ReplicaReader:
 
 
 def name_unset_variables(settings: Settings) -> None:
-    """Name the unset variables of the target's keys; a machine's role may replace them."""
+    """Warn about unset variables for the target's keys; a machine's role may replace them."""
     for each in unset_variables(settings.multi_tenant.file_db.replication, os.environ):
         say(f"warning: {each}: set it, unless this machine has a role that may use the target")
 
 
 def run_until_signal(work: Callable[[], Awaitable[T]]) -> tuple[int, T | None]:
-    """Run ``work`` and return 0 and its result; a signal cancels it and gives its status.
+    """Run ``work`` and return 0 and its result, or 128 + signal if a signal cancelled it.
 
     A command that receives TERM thus cleans up as it does for an interrupt.
     """
@@ -87,7 +87,7 @@ def run_until_signal(work: Callable[[], Awaitable[T]]) -> tuple[int, T | None]:
             with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, *_HANGUP) as signals:
                 task_status.started()
                 async for number in signals:
-                    # The work is cancelled and not killed: a restore removes its temporary files.
+                    # Cancelled, not killed, so that a restore removes its temporary files.
                     status = _SIGNAL_BASE + number
                     nursery.cancel_scope.cancel()
 
@@ -132,7 +132,7 @@ def render(arguments: Namespace) -> int:
         text = render_for(settings, databases)
     except ValueError as error:
         raise ReplicationError(str(error)) from error
-    # For a deployment or a cron job: its status shows whether the file is outdated.
+    # The exit status shows a deployment or a cron job whether the file is stale.
     if arguments.check:
         path = settings.multi_tenant.file_db.replication.config_output_path
         return _check(Path(arguments.output or path), text)
@@ -189,7 +189,7 @@ def run_replicator(arguments: Namespace) -> int:
     begin_logs(loaded)
     options = settings.multi_tenant.file_db.replication
     find_replicator(options)
-    # Created for this user only, before the replicator would create it for more.
+    # Create it for this user only, before the replicator creates it with wider permissions.
     directory = create_data_directory(databases_directory(settings))
     supervisor = Supervisor(options, directory)
     path = arguments.pid_file or options.replicator_pid_file_path
@@ -237,7 +237,7 @@ class _Obedience:
         self.forced_by: int | None = None
 
     async def watch(self, arriving: AsyncIterator[int]) -> None:
-        """Obey signals as they arrive, until cancelled."""
+        """Handle signals as they arrive, until cancelled."""
         async for number in arriving:
             if number == signal.SIGHUP:
                 # Requests only: the supervisor reloads in its own task, one after the other.
@@ -254,8 +254,8 @@ class _Obedience:
 
 COLUMNS = ("identifier", "state", "lag_seconds", "last_sync_at", "reason")
 
-#: The seconds for which a replicator without a socket is watched for reads of the databases; it
-#: reads each of them once a second.
+#: The time for which a replicator without a socket is watched for reads of the databases, in seconds. It
+#: reads each database once a second.
 _READING_SECONDS = 10.0
 
 _LOOK_AGAIN_SECONDS = 0.5
@@ -272,10 +272,10 @@ def status_arguments(parser: ArgumentParser) -> None:
 
 
 def show_status(arguments: Namespace) -> int:
-    """Print the state of each tenant's database; 0 if all are healthy, 69 without an answer.
+    """Print each tenant database's state; return 0 if all are healthy, 69 without an answer.
 
     Raises:
-        SdkError: from the settings, or the store cannot be read.
+        SdkError: the settings are invalid, or the store cannot be read.
     """
     settings = require_replication(load(arguments))
     require_tenants(settings)

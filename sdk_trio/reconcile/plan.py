@@ -40,7 +40,7 @@ FIRST_WAIT_SECONDS = 600.0
 
 
 class UnknownEndpointError(SdkError):
-    """The upstream's webhook endpoint for this receiver is unknown; the message has the setting."""
+    """This receiver's endpoint at the upstream is unknown; the message names the setting."""
 
     exit_code = EXIT_CONFIGURATION
 
@@ -137,7 +137,7 @@ class Window:
     end: float
 
     def query(self) -> dict[str, str]:
-        """Return the filter of the upstream's list that covers it, both ends included."""
+        """Return the list filter that covers this window, both ends included."""
         return {
             "start_timestamp": rfc3339(self.start - EDGE_SECONDS),
             "end_timestamp": rfc3339(self.end + EDGE_SECONDS),
@@ -156,7 +156,7 @@ def read_sighting(delivery: Mapping[str, Any]) -> Sighting:
     """Read one entry of the upstream's list of deliveries.
 
     Raises:
-        UnreadableDeliveryError: it has no event id or no time.
+        UnreadableDeliveryError: the entry has no event id or no time.
     """
     event = delivery.get("webhook_event")
     webhook_id = event.get("id") if isinstance(event, Mapping) else None
@@ -198,9 +198,9 @@ def merge(sightings: Iterable[Sighting]) -> list[Sighting]:
 
 def decide(sighting: Sighting, checkpoint: Checkpoint, now: float) -> Action:
     """Return the action for an event without a record in the inbox."""
-    # A predecessor of this inbox acknowledged a successful delivery before the first pass. A new
-    # request would run an event that another program has handled. After the first pass, this inbox
-    # has lost the event, so it is requested again.
+    # Before the first pass, a predecessor of this inbox acknowledged the delivery. Requesting it
+    # again would run an event that another program has handled. If the delivery succeeded after
+    # the first pass, this inbox has lost the event, so it is requested again.
     if sighting.delivered and sighting.at < checkpoint.began:
         return Action.LEAVE
     if sighting.archived:
@@ -238,7 +238,7 @@ def with_asked(checkpoint: Checkpoint, webhook_id: str, now: float) -> Checkpoin
 
 @attrs.frozen
 class ReadEndpoint:
-    """A webhook endpoint of the upstream whose URL is this receiver's.
+    """A webhook endpoint of the upstream whose URL is the URL of this receiver.
 
     ``events`` are the types that it subscribes to; None: unknown. ``is_certain``: its id is in the
     settings, or its URL has the path of this receiver. Otherwise it is the only one of the account.
@@ -255,7 +255,7 @@ def choose_endpoints(
 ) -> tuple[ReadEndpoint, ...]:
     """Return the endpoints of the upstream that deliver to this receiver.
 
-    An event has a different id at each endpoint, so deliveries of other endpoints are not missing
+    An event has a different id at each endpoint, so deliveries to other endpoints are not missing
     here.
 
     Args:
@@ -278,7 +278,7 @@ def choose_endpoints(
     chosen = list(configured) or list(by_id)
     if len(chosen) > 1 and not configured:
         chosen = [name for name in chosen if has_path(by_id[name], path)]
-    # Redeliveries of the wrong endpoint would send every event to another program again.
+    # Redelivering for the wrong endpoint would send every event to another program again.
     if len(chosen) != 1 and not configured:
         raise UnknownEndpointError(
             "the upstream's webhook endpoint for this receiver is unknown; set "
@@ -315,7 +315,7 @@ def choose_tenant_endpoints(
         listed: the endpoints of its organization.
         configured: as for :func:`choose_endpoints`; ids of other organizations are ignored.
         path: ``Sdk:Webhooks:Path``.
-        identifier: the tenant's, with which the path of its own address ends.
+        identifier: the tenant's identifier; the path of the tenant's own address ends with it.
 
     Raises:
         UnknownEndpointError: no endpoint matches, or more than one.

@@ -93,9 +93,9 @@ async def check_receiver(settings: Settings, report: Report) -> None:
 
 
 async def _read_rejections(settings: Settings, report: Report) -> tuple[Counter[str], list[str]]:
-    """Return the receiver's counted causes of rejections, and those of doctor's own probes.
+    """Return the receiver's rejection counts by cause, and the causes for doctor's own probes.
 
-    The latter are among the newest that the receiver keeps, newest first.
+    The latter come from the newest rejections that the receiver keeps, newest first.
     """
     try:
         source = feed_source(settings, Namespace(from_=None, token_env=None))
@@ -167,12 +167,12 @@ def _as_a_proxy(settings: Settings, presence: Presence) -> dict[str, str]:
 def _explain(
     status: int, where: str, settings: Settings, report: Report, cause: str | None
 ) -> None:
-    """Report what the answer to the probe means; ``cause`` is that of a 400, if it was read."""
+    """Report what the answer to the probe means; ``cause``: the cause of a 400, if known."""
     proxied = settings.server.trusted_proxies
     match status:
         case 200:
             report.ok(where, "a signed delivery passed through the whole pipeline: 200")
-        # Without the cause, the settings say which of the two is likelier.
+        # If the cause is unknown, the settings show whether HTTPS or the secret is likelier.
         case 400 if cause == "not_https" or (
             cause is None and settings.webhooks.require_https and not where.startswith("https:")
         ):
@@ -242,7 +242,7 @@ async def check_upstream(
         except CallError as error:
             report.problem(where, f"no answer: {error}", "try again; check the upstream's status")
             return
-        # The middle of the request: the answer was dated somewhere between.
+        # Compare with the middle of the request: the answer was dated at some time during it.
         _check_skew(response, (asked_at + time.time()) / 2, settings, report)
         if _is_welcome(response.status_code, where, report):
             await _check_endpoints(client, settings, handled, report)

@@ -67,7 +67,7 @@ def doctor_arguments(parser: ArgumentParser) -> None:
 
 
 def doctor(arguments: Namespace) -> int:
-    """Examine the installation; 0 without problems, 1 with some, 78 if the settings are invalid.
+    """Examine the installation; return 0, 1 if it has problems, 78 if the settings are invalid.
 
     Raises:
         UsageError: an argument is wrong.
@@ -92,13 +92,13 @@ def doctor(arguments: Namespace) -> int:
     _show(ranked(findings), as_json=arguments.format == "json")
     if settings is None:
         return EXIT_CONFIGURATION
-    # Warnings do not fail: doctor runs before deployments, which must not stop because of future
-    # risks.
+    # Warnings do not change the exit code: doctor runs before deployments, and a future risk must
+    # not stop those.
     return EXIT_FAILURE if any(f.level is Level.PROBLEM for f in findings) else 0
 
 
 def _with_dev_secret(settings: Settings, report: Report) -> Settings:
-    """Return the settings with the secret of ``dev``, if it has been started here."""
+    """Return the settings with the secret of ``dev``, if ``dev`` has been started here."""
     secret = read_dev_secret(settings.storage.path)
     if secret is None:
         report.note(settings.storage.path, "'dev' has not been started here yet", "sdk-trio dev")
@@ -138,7 +138,7 @@ class _Handled:
 async def examine_running(loaded: Loaded, arguments: Namespace) -> list[dict[str, str]]:
     """Examine the installation of this running receiver; return the findings, the worst first.
 
-    It queries neither itself nor the upstream, and imports no application, which it already has.
+    The receiver does not query itself or the upstream, and does not import its application again.
     """
     first = Report("settings")
     check_settings(loaded, first)
@@ -186,7 +186,7 @@ async def _examine(
     async def check_the_alerts(report: Report) -> None:
         await check_alerts(settings, found[0] if found else None, os.environ, report)
 
-    # Their findings are shown in this order.
+    # The findings are shown in the order of these checks.
     checks: dict[str, Check] = {
         "secrets": _plain(partial(check_secrets, settings)),
         "https": _plain(partial(check_https, settings)),
@@ -224,7 +224,7 @@ async def _examine(
     with trio.move_on_after(TOTAL_SECONDS) as scope:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(run, *here)
-            # Two tasks: the network waits for others, and the rest reads the same disk.
+            # Two tasks: network checks wait for other hosts; all other checks read the same disk.
             nursery.start_soon(run, *(() if running else over_network))
     if scope.cancelled_caught:
         reports["doctor"] = Report("doctor")
@@ -235,7 +235,7 @@ async def _examine(
 
 
 async def _check_receiver(settings: Settings, report: Report) -> None:
-    from .network import check_receiver  # brings httpx along
+    from .network import check_receiver  # imports httpx
 
     await trio.lowlevel.checkpoint()
     try:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 CHECK_SECONDS = 5.0
 
 #: The size in bytes from which the write-ahead log is reported: ten times the size at which it is
-#: usually cleared, so a long-running reader prevents that.
+#: usually checkpointed. A log this large means that a long-running reader blocks checkpoints.
 LARGE_LOG_BYTES = 160 * 1024 * 1024
 
 #: The age in seconds from which an unfinished event is reported: older than usual retries last.
@@ -158,7 +158,7 @@ async def check_database(settings: Settings, report: Report) -> Contents | None:
 
 
 def _describe_replication(where: str, found: "PostgresExamination", report: Report) -> None:
-    """Report the possible loss of a failover, and the loss of the last one."""
+    """Report whether a failover can lose data, and what the last one may have lost."""
     from ...storage.engines.postgres_failover import LOST_HINT
 
     if found.standbys and not found.replicated:
@@ -217,7 +217,7 @@ def _compare_with_receiver(settings: Settings, report: Report) -> None:
 
 
 def _writes_elsewhere(pid: int, file: Path) -> bool:
-    """Return whether a process has another store open than ``file``; False if unknown."""
+    """Return whether a process has a store other than ``file`` open; False if unknown."""
     directory = f"/proc/{pid}/fd"
     try:
         # Under /proc a removed file keeps its name, followed by "(deleted)".
@@ -318,7 +318,7 @@ def _describe_contents(settings: Settings, found: Contents, report: Report) -> N
     if not (dead or found.parked or found.expired_leases) and age <= OLD_EVENT_SECONDS:
         waiting = sum(found.states.values())
         report.ok("inbox", f"{waiting} events wait, none is dead, parked or old")
-    # One process of several has part of the slots, and refuses when they are used up.
+    # Each of several processes has a share of the slots, and refuses deliveries beyond it.
     places = settings.webhooks.queue.capacity
     waiting = found.states.get(DeliveryState.RECEIVED, 0)
     if waiting >= FULL_SHARE * places:
@@ -350,8 +350,8 @@ async def check_tenants(settings: Settings, found: Contents | None, report: Repo
         await _check_tenant(settings, tenant, reader, report)
     if len(report.findings) == before:
         report.ok(key, f"{len(tenants)} active tenants, and every credential can be read")
-    # With tenants, the start does not require a secret of the host, so this check reports if there
-    # is none.
+    # In multi-tenant mode the receiver starts without a host secret, so report here if neither the
+    # host nor a tenant has one.
     unowned = not settings.webhooks.all_secrets and not any(
         tenant.credentials.webhook_secrets for tenant in tenants
     )
@@ -455,7 +455,7 @@ def _are_used(settings: Settings, options: NotificationsOptions, report: Report)
     if not options.enabled:
         report.note(key, "false: transitions are not announced")
         return False
-    # The checks of the settings report notifications without tenants or without a channel already.
+    # The settings checks already report notifications without tenants or without a channel.
     return settings.multi_tenant.enabled and bool(enabled_channels(options))
 
 

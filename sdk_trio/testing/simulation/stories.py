@@ -1,4 +1,4 @@
-"""The story of a failure: the shortest plan that still fails in the same way, told as text."""
+"""The story of a failure: the shortest plan that still fails in the same way, as text."""
 
 from collections.abc import Callable, Iterator
 
@@ -9,13 +9,13 @@ from .journal import Line
 from .plan import SimulationPlan, World
 from .world import Result
 
-#: The most simulations that a shrinking runs.
+#: The maximum number of simulations per shrink.
 MOST_RUNS = 120
 
 #: Scale of times that is tried once the plan is short.
 _SHORTER = 0.5
 
-#: Lines of the runtime's log that say no more than the world's own.
+#: Runtime log events that only repeat the world's own lines.
 _QUIET = {"webhook.received", "webhook.handled", "runtime.draining", "runtime.stopped"}
 _QUIET |= {"config.warning", "runtime.started"}
 
@@ -84,8 +84,8 @@ def describe(result: Result, whole: Result | None) -> str:
     """Return the story of a failure as text.
 
     Args:
-        result: that of the shrunk plan.
-        whole: that of the plan before it was shrunk, if it was.
+        result: the result of the shrunk plan.
+        whole: the result of the original plan; None if it was not shrunk.
     """
     plan = result.plan
     lines = [f"seed {plan.seed} failed:"]
@@ -113,7 +113,7 @@ def written_test(
     """Return a module for pytest that runs the plan of a failure.
 
     Args:
-        result: that of the failure.
+        result: the failing result.
         app: the handlers, as ``module:attribute``.
         check: the check, in the same form, if there was one.
         world: the world of the failure.
