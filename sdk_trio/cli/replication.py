@@ -254,8 +254,8 @@ class _Obedience:
 
 COLUMNS = ("identifier", "state", "lag_seconds", "last_sync_at", "reason")
 
-#: The time for which a replicator without a socket is watched for reads of the databases, in seconds. It
-#: reads each database once a second.
+#: The time for which a replicator without a socket is watched for reads of the databases, in
+#: seconds. It reads each database once a second.
 _READING_SECONDS = 10.0
 
 _LOOK_AGAIN_SECONDS = 0.5
