@@ -81,12 +81,12 @@ METRICS: Final = (
     Metric(
         "sdk_process_ends_total",
         "counter",
-        "Processes of Server:Processes that ended unexpectedly.",
+        "Worker processes (Server:Processes) that ended unexpectedly.",
     ),
     Metric(
         "sdk_log_dropped_total",
         "counter",
-        "Lines of the log that were dropped because they were not read in time.",
+        "Log lines that were dropped because the log's reader was too slow.",
         ("level",),
     ),
     Metric("sdk_draining", "gauge", "1 during a graceful shutdown, otherwise 0."),
@@ -124,7 +124,7 @@ METRICS: Final = (
     Metric(
         "sdk_forward_postponed_total",
         "counter",
-        "How often an event was postponed because its route could not take it.",
+        "How often an event was postponed because its route could not accept it.",
         ("route",),
     ),
     Metric(
@@ -144,12 +144,12 @@ METRICS: Final = (
     Metric(
         "sdk_handler_policy",
         "gauge",
-        "A policy that a handler was registered with, by the type of its events, * for a fallback "
-        "and route:NAME for a route.",
+        "A handler's policy. The label handler is the type of its events, * for a fallback, or "
+        "route:NAME for a route.",
         ("handler", "policy"),
         across="max",
     ),
-    Metric("sdk_pauses", "gauge", "Pauses of events that are in force.", across="max"),
+    Metric("sdk_pauses", "gauge", "Event pauses that are in force.", across="max"),
     Metric(
         "sdk_pause_seconds",
         "gauge",
@@ -213,7 +213,7 @@ METRICS: Final = (
     Metric(
         "sdk_client_requests_total",
         "counter",
-        "Finished calls of the upstream API.",
+        "Finished calls to the upstream API.",
         ("method", "outcome"),
     ),
     Metric(

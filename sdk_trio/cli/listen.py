@@ -302,8 +302,8 @@ async def _listen(source: FeedSource, relay: Relay, arguments: Namespace) -> Non
     if not info["can_sign"] and not relay.signs:
         raise UsageError(
             "the receiver does not sign (it verifies with a public key, or Sdk:Admin:ReadOnly is "
-            "true): give --secret-env a variable with a secret of your own, and have your "
-            "application verify with that secret"
+            "true): set --secret-env to a variable that holds a secret of your own, and verify "
+            "with that secret in your application"
         )
     cursor = relay.cursor
     options = {

@@ -33,7 +33,7 @@ def pause_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--until",
         metavar="T",
-        help="when it ends by itself: ISO 8601, Unix seconds, or 15m, 2h, 3d from now",
+        help="when the pause ends by itself: ISO 8601, Unix seconds, or 15m, 2h, 3d from now",
     )
     add_who_and_why(parser)
 
@@ -54,7 +54,7 @@ def pause(arguments: Namespace) -> int:
     settings = load(arguments)
     actor, reason = actor_of(arguments), arguments.reason or ""
     (kept,) = trio.run(_pause, settings, arguments.type, actor, reason, until, now)
-    say(f"{kept}; each running receiver obeys within a second")
+    say(f"{kept}; each running receiver applies it within a second")
     return 0
 
 
@@ -77,7 +77,7 @@ def resume(arguments: Namespace) -> int:
     ended, left = trio.run(_resume, load(arguments), arguments.type, actor_of(arguments))
     if not ended and arguments.type is not None:
         known = ", ".join(each.glob for each in left) or "nothing"
-        raise UsageError(f"{arguments.type} is not paused; {known} is")
+        raise UsageError(f"{arguments.type} is not paused; name a paused glob: {known}")
     say(f"resumed: {', '.join(ended)}" if ended else "nothing is paused")
     return 0
 

@@ -170,7 +170,7 @@ def run_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--pid-file",
         metavar="P",
-        help="write our process id to this file, for SIGHUP (default: ReplicatorPidFilePath)",
+        help="write the process id to this file, for SIGHUP (default: ReplicatorPidFilePath)",
     )
 
 
@@ -216,20 +216,20 @@ def _require_replicated(settings: Settings) -> None:
 
 
 async def _serve(supervisor: Supervisor, pid_file: str) -> int:
-    obedience = _Obedience(supervisor)
+    requests = _SignalRequests(supervisor)
     watched = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     # The pid file is written before the configuration is first read, so that a process that
     # writes the configuration afterwards can signal this one.
     with trio.open_signal_receiver(*watched) as arriving, hold_pid_file(pid_file):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(obedience.watch, arriving)
+            nursery.start_soon(requests.watch, arriving)
             await supervisor.run()
             nursery.cancel_scope.cancel()
-    return 0 if obedience.forced_by is None else 128 + obedience.forced_by
+    return 0 if requests.forced_by is None else 128 + requests.forced_by
 
 
-class _Obedience:
-    """The requests of the signals so far."""
+class _SignalRequests:
+    """Stop and reload requests that arrive as signals."""
 
     def __init__(self, supervisor: Supervisor) -> None:
         self._supervisor = supervisor
@@ -258,7 +258,7 @@ COLUMNS = ("identifier", "state", "lag_seconds", "last_sync_at", "reason")
 #: seconds. It reads each database once a second.
 _READING_SECONDS = 10.0
 
-_LOOK_AGAIN_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 
 _NO_REPLICATOR = (
     "no replicator runs on this data directory, or this user has no access: start the daemon with "
@@ -291,7 +291,7 @@ def show_status(arguments: Namespace) -> int:
         arguments, [_row(each, identifiers[each.path]) for each in health.databases], COLUMNS
     )
     if not settings.multi_tenant.file_db.replication.health_check_enabled:
-        say("HealthCheckEnabled is false: the runtime does not check this")
+        say("HealthCheckEnabled is false: the runtime does not check replication")
     say(f"{health.state.value}: {health.reason}")
     if health.state is HealthState.HEALTHY:
         return 0
@@ -321,7 +321,7 @@ async def _health_now(settings: Settings) -> tuple[ReplicationHealth, dict[str, 
     # two reads.
     end = trio.current_time() + _READING_SECONDS
     while surveyor and surveyor.book.waits_for_reading() and trio.current_time() < end:
-        await trio.sleep(_LOOK_AGAIN_SECONDS)
+        await trio.sleep(_POLL_SECONDS)
         health = await checker.check(even_if_disabled=True)
     return health, {path: name.partition(".")[0] for path, name in names.items()}
 
@@ -396,12 +396,12 @@ def verify(arguments: Namespace) -> int:
     say(
         f"{failed} of {len(results)} replicas failed the verification"
         if failed
-        else _praise(results)
+        else _summary(results)
     )
     return EXIT_FAILURE if failed else 0
 
 
-def _praise(results: Sequence[Verification]) -> str:
+def _summary(results: Sequence[Verification]) -> str:
     if not results:
         return "no active tenant"
     skipped = sum(each.skipped is not None for each in results)

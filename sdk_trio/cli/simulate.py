@@ -45,7 +45,7 @@ def simulate_arguments(parser: ArgumentParser) -> None:
         "--hours",
         metavar="H",
         type=_hours,
-        help="for how many hours of virtual time events and faults occur",
+        help="hours of virtual time during which events and faults occur",
     )
     add_number(
         parser, "--jobs", greatest=1024, default=1, help="number of processes that share the seeds"

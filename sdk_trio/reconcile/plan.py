@@ -73,7 +73,7 @@ class Action(StrEnum):
     WAIT = "wait"
     """Wait: it was requested a short time ago."""
     LEAVE = "leave"
-    """Nothing: another receiver acknowledged it before the first pass of this inbox."""
+    """Do nothing: another receiver acknowledged it before the first pass of this inbox."""
     LOST = "lost"
     """Report it: the upstream cannot deliver it again."""
 
@@ -167,7 +167,7 @@ def read_sighting(delivery: Mapping[str, Any]) -> Sighting:
     if not isinstance(event, Mapping) or not isinstance(webhook_id, str) or at is None:
         raise UnreadableDeliveryError(
             f"the upstream's delivery {delivery.get('id')!r} has no webhook_event with an id, or "
-            "no created_at; this version cannot read the upstream's list"
+            "no created_at; this version cannot read the upstream's list: upgrade sdk-trio"
         )
     return Sighting(
         webhook_id=webhook_id,

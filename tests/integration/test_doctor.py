@@ -408,7 +408,7 @@ def test_a_write_ahead_log_that_is_held_back(doctor, monkeypatch):
     writer = apsw.Connection(str(doctor.data / "inbox.db"))
     writer.execute("UPDATE ended SET attempts = attempts + 1")
     monkeypatch.setattr(store, "LARGE_LOG_BYTES", 1000)
-    doctor.alone().one("store", "warning", "a reader that never ends")
+    doctor.alone().one("store", "warning", "a long-running reader")
     reader.close()
     writer.close()
 

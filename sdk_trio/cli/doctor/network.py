@@ -129,7 +129,7 @@ async def check_routes(settings: Settings, report: Report) -> None:
             report.problem(
                 where,
                 f"{error}, so nothing is posted there",
-                "give the name an address in your network, or the route AllowPublicAddresses",
+                "point the name to an address in your network, or set AllowPublicAddresses",
             )
         except (OSError, trio.TooSlowError) as error:
             reason = str(error) or f"no connection within {STEP_SECONDS:g} s"
@@ -179,7 +179,7 @@ def _explain(
             report.problem(
                 where,
                 "400: the receiver refused a delivery that this machine has signed; RequireHttps "
-                f"is true, and trusted are: {', '.join(proxied) or 'no proxies'}",
+                f"is true; trusted proxies: {', '.join(proxied) or 'none'}",
                 f"see the finding on {TRUSTED_PROXIES}; if there is none, compare the secrets and "
                 "settings of the running process with these ('events rejected' has the cause)",
             )
@@ -199,7 +199,7 @@ def _explain(
                 "restart the receiver: it runs with another path",
             )
         case 429:
-            report.note(where, "429: the rate limit is used up now")
+            report.note(where, "429: the rate limit is exhausted; try again later")
         case 503:
             report.problem(
                 where,
@@ -279,8 +279,7 @@ async def _is_reached(
         report.problem(
             where,
             f"TCP: no connection to {host} port {port} ({_words(error)})",
-            "let this machine connect out to that port: firewall, proxy, or the address is wrong"
-            f"{hint}"
+            f"allow connections to that port in the firewall, or correct the proxy or address{hint}"
             if proxy is None
             else f"check {PROXY_URL}, and the rules of the proxy {proxy}",
         )
@@ -297,8 +296,8 @@ async def _is_reached(
             report.problem(
                 where,
                 f"TLS: {host} has no certificate that this machine trusts ({_words(cause)})",
-                "correct the clock, or name the authorities of a private certificate, or of a "
-                "proxy in between, with Sdk:Connection:CaFile",
+                "correct the clock, or set Sdk:Connection:CaFile to the authorities of the private "
+                "certificate or the intercepting proxy",
             )
             return False
     return True
@@ -340,7 +339,7 @@ def _is_welcome(status: int, where: str, report: Report) -> bool:
             report.ok(where, "reached, and the access token is accepted")
             return True
         case 429:
-            report.note(where, "429: reached, and the rate limit is used up now")
+            report.note(where, "429: reached, but the rate limit is exhausted; try later")
         case _:
             report.problem(where, f"{status} was answered", "check the upstream's status")
     return False

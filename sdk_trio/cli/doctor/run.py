@@ -57,9 +57,11 @@ Check: TypeAlias = Callable[[Report], Awaitable[None]]
 
 def doctor_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of ``doctor``."""
-    parser.add_argument("--app", metavar=REFERENCE, help="examine its handlers as well")
+    parser.add_argument("--app", metavar=REFERENCE, help="also examine this app's handlers")
     parser.add_argument(
-        "--standalone", action="store_true", help="examine only the receiver: no AccessToken"
+        "--standalone",
+        action="store_true",
+        help="examine only the receiver, which needs no AccessToken",
     )
     add_dev(parser)
     parser.add_argument("--offline", action="store_true", help="do not call the upstream")
@@ -86,7 +88,8 @@ def doctor(arguments: Namespace) -> int:
     else:
         first.note(
             "doctor",
-            "everything else needs valid settings, and was not checked",
+            "the other checks need valid settings and were skipped",
+            "fix the settings and run doctor again; "
             "'doctor --dev' examines the setup of 'dev', which needs neither secret nor token",
         )
     _show(ranked(findings), as_json=arguments.format == "json")
@@ -290,7 +293,7 @@ async def _run(check: Check, report: Report) -> None:
         report.warning(
             report.check,
             f"this check did not finish within {CHECK_SECONDS:g} s",
-            "a disk or a server that hangs is the usual cause",
+            "look for a disk or a server that hangs, the usual cause",
         )
     except SdkError as error:
         report.problem(report.check, str(error), "see the message")

@@ -126,7 +126,7 @@ async def check_database(settings: Settings, report: Report) -> Contents | None:
     if not found.syncs:
         report.problem(
             where,
-            "its server runs with fsync = off: it forgets acknowledged events when its machine "
+            "the server runs with fsync = off: acknowledged events are lost if its machine "
             "loses power",
             "set fsync to on in postgresql.conf",
         )
@@ -134,9 +134,9 @@ async def check_database(settings: Settings, report: Report) -> Contents | None:
         name, age = found.holder
         report.warning(
             where,
-            f"the {name} has read for {age / 60:.0f} minutes, and {sum(found.dead.values())} "
-            "dead rows wait for its end: each of them makes polling for due events slower",
-            "end it (pg_terminate_backend, ROLLBACK PREPARED), or let it read a standby",
+            f"the {name} has been reading for {age / 60:.0f} minutes and prevents the removal of "
+            f"{sum(found.dead.values())} dead rows, which slow down polling for due events",
+            "end it (pg_terminate_backend, ROLLBACK PREPARED), or run it on a standby",
         )
     if found.blocked is not None:
         waiting, holding, seconds = found.blocked
@@ -211,8 +211,8 @@ def _compare_with_receiver(settings: Settings, report: Report) -> None:
         f"it {what}: the receiver (process {receiver.pid}) has another file open; it accepts no "
         "delivery",
         "put back the file, or restore a backup ('storage restore FILE'), and restart the "
-        "receiver; until it ends, "
-        f"Linux still has its file under /proc/{receiver.pid}/fd",
+        "receiver; until the receiver ends, its open file is available on Linux under "
+        f"/proc/{receiver.pid}/fd",
     )
 
 
@@ -273,9 +273,8 @@ def _describe_file(found: Examination, report: Report) -> None:
     if found.wal_size > LARGE_LOG_BYTES:
         report.warning(
             f"{where}-wal",
-            f"the write-ahead log has {size_text(found.wal_size)}: a reader that never ends, "
-            "such as an open sqlite3 shell or a stopped backup, prevents it from being written "
-            "back",
+            f"the write-ahead log is {size_text(found.wal_size)} large: a long-running reader, "
+            "such as an open sqlite3 shell or a stopped backup, blocks checkpoints",
             "end that reader (lsof shows it)",
         )
 
@@ -286,9 +285,9 @@ def _describe_contents(settings: Settings, found: Contents, report: Report) -> N
         report.warning(
             "inbox",
             f"{dead} dead letters: their handlers failed for good",
-            "'events list --state dead' shows why; once a cause is fixed, 'events replay --state "
-            "dead --error TEXT' runs those with that error, and --type, --since and --until narrow "
-            "it; --dry-run shows which",
+            "'events list --state dead' shows why; fix a cause, then run 'events replay --state "
+            "dead --error TEXT'; narrow it with --type, --since and --until, and preview it with "
+            "--dry-run",
         )
     for reason, types in found.parked.items():
         # The reason is written as `fault; advice`.
@@ -410,7 +409,7 @@ _NO_DOMAINS = (
 
 #: The advice for messages in these states.
 _NEEDS_OPERATOR = {
-    NotificationState.FAILED: "remove the causes that 'notify list --state failed' shows, then "
+    NotificationState.FAILED: "'notify list --state failed' shows the causes; fix them, then run "
     "'notify retry --state failed'",
     NotificationState.UNKNOWN: "check at the provider those that 'notify list --state unknown' "
     "shows; 'notify retry' sends them again",
