@@ -117,6 +117,10 @@ class WorkerPool:
         self._next_due_at = inf
         # True while events wait for a limit of their handler: a worker that gets free lets one in.
         self._limited_waits = False
+        # The lease of the limited event that waits in the channel although no worker was free. One
+        # at a time: otherwise events of other handlers could keep it out for ever, and more of them
+        # would use tokens of their rate long before they run.
+        self._ahead: HeldLease | None = None
         self._feed_wanted = trio.Event()
         self._slot_freed = Bell()
         self._feeder_blocked = False
@@ -325,6 +329,8 @@ class WorkerPool:
         async for arrival, attempt, is_first, lease in self._receive:
             self._running[cell] = arrival
             self._free_slot()
+            if lease is self._ahead:
+                self._ahead = None
             try:
                 if lease.lost:
                     continue
@@ -386,6 +392,8 @@ class WorkerPool:
             except (trio.WouldBlock, trio.EndOfChannel):
                 break
             self._free_slot()
+            if lease is self._ahead:
+                self._ahead = None
             if not lease.lost:
                 waiting[lease.key] = lease
         self._store_has_due = self._store_has_due or bool(waiting)
@@ -406,6 +414,8 @@ class WorkerPool:
             self._store_has_due, self._next_due_at = True, inf
             await trio.lowlevel.checkpoint()
             return
+        if self._limited_waits and free_workers <= 0 and self._ahead is None:
+            free_workers = 1
         due, waiting = await self._claimer.claim_due(
             limit=limit, overdue=overdue, free_workers=free_workers
         )
@@ -442,7 +452,13 @@ class WorkerPool:
         # No checkpoint from here on, during which the slot could be used for another event.
         self._slots_used += 1
         self._send.send_nowait((arrival, record.attempts + 1, is_first, lease))
+        if self._limited_waits and self._ahead is None and self._is_limited(arrival):
+            self._ahead = lease
         return True
+
+    def _is_limited(self, arrival: VerifiedDelivery) -> bool:
+        handler = self._runner.handlers.find(arrival.delivery.type, arrival.delivery.raw)
+        return handler is not None and handler.limited
 
     async def _wait_for_work(self) -> None:
         """Wait until the feeder is woken, a retry is due, or another process has written.

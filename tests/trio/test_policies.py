@@ -8,7 +8,8 @@ import trio
 from support.deliveries import Bench, arrival, memory_inbox
 from support.serving import registry
 
-from sdk_trio import Backoff, DeadLetter, Discard
+from sdk_trio import Backoff, DeadLetter, Discard, HandlerRegistry
+from sdk_trio.events import OrderPaidEvent, OrderUpdatedEvent
 from sdk_trio.records.deliveries import DeliveryState
 
 queued = partial(registry, enqueue=True)
@@ -247,3 +248,29 @@ async def test_a_pause_ends_at_its_time(autojump_clock):
         bench.queue.close()
         nursery.cancel_scope.cancel()
     assert 100 <= handled[0] - begun <= 102
+
+
+async def test_a_backlog_of_other_handlers_does_not_keep_a_limited_event_out(autojump_clock):
+    handled = []
+
+    async def busy(event):
+        await trio.sleep(0.1)
+
+    async def limited(event):
+        handled.append((event.webhook_id, trio.current_time()))
+
+    handlers = HandlerRegistry()
+    handlers.register(OrderPaidEvent, busy, enqueue=True)
+    handlers.register(OrderUpdatedEvent, limited, enqueue=True, concurrency=1)
+    bench = Bench.of(handlers, Webhooks__Queue__Workers=1)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(bench.queue.run)
+        for _ in range(20):
+            await bench.queue.accept(arrival())
+        for webhook_id in ("a", "b"):
+            await bench.queue.accept(arrival("order.updated", webhook_id=webhook_id), direct=False)
+        for _ in range(200):  # as many as are worked off
+            await bench.queue.accept(arrival())
+            await trio.sleep(0.1)
+        assert [webhook_id for webhook_id, _ in handled] == ["a", "b"]
+        bench.queue.close()
