@@ -118,7 +118,7 @@ class WorkerPool:
         # True while events wait for a limit of their handler: a worker that gets free lets one in.
         self._limited_waits = False
         # The lease of the limited event that waits in the channel although no worker was free. One
-        # at a time: otherwise events of other handlers could keep it out for ever, and more of them
+        # at a time: otherwise events of other handlers could keep it out forever, and more of them
         # would use tokens of their rate long before they run.
         self._ahead: HeldLease | None = None
         self._feed_wanted = trio.Event()
