@@ -15,12 +15,18 @@ import os
 import random
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from ...base import clock
-from ...records.deliveries import PROCESS_ENDED, DeliveryState, Due, Renewed
+from ...records.deliveries import (
+    PROCESS_ENDED,
+    DeliveryRecord,
+    DeliveryState,
+    Due,
+    Renewed,
+)
 from ...records.policies import NO_LIMITS, ClaimLimits
 from ..admission import CLOCK_SLACK_SECONDS, LeaseTerms
 from ..term import TermEndedError
@@ -28,7 +34,7 @@ from . import policies
 from .deliveries import Lease
 from .dialect import SqlTransaction
 from .reads import by_sequence
-from .schema import unfinished
+from .schema import MAY_HAVE_RUN, unfinished
 
 #: The number of lanes that one poll reads: 2 ms of work.
 LANES: Final = 200
@@ -164,11 +170,11 @@ UNION ALL SELECT NULL, (SELECT 1 FROM work WHERE policy IS NOT NULL AND lease_ow
 
 _LEASE_DELIVERIES = """
 UPDATE work SET lease_owner = :owner, lease_token = :token + sequence,
-    lease_until = clock() + :seconds,
-    failed_at = CASE WHEN sequence IN ints(:expired) THEN coalesce(failed_at, 0)
-        ELSE failed_at END
+    lease_until = clock() + :seconds
 WHERE sequence IN ints(:sequences) RETURNING sequence, failed_at IS NULL
 """
+
+_NOTE_MAY_HAVE_RUN = f"UPDATE work SET {MAY_HAVE_RUN} WHERE sequence IN ints(:sequences)"
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -215,42 +221,22 @@ def claim_due(
         overdue: take over leases of others that have expired.
         limits: pauses and policies; None: this process has none.
     """
-    rows = tx.all(_NEXT_LANES, lane=place.lane, now=now)
-    lanes = {bytes(lane): sequence for lane, sequence, _ in rows if lane is not None}
-    ((grouped, next_due_at),) = (row[1:] for row in rows if row[0] is None)
-    if limits is None and grouped:
+    lanes = _next_lanes(tx, place, now)
+    if limits is None and lanes.is_anything_grouped:
         limits = NO_LIMITS
+    # Only some of the events found may be free to be claimed: others belong to groups.
     most = limit if limits is None else max(limit, policies.CHUNK)
-    end = max(lanes) if len(lanes) == LANES else b""
-    found = tx.all(
-        _FIND_DUE,
-        # One more than the limit, to know whether there are more.
-        limit=most + 1,
-        firsts=[*lanes.values()],
-        owner=terms.owner,
-        seconds=terms.lease_seconds,
-        now=now,
-    )
-    if not overdue:
-        found = [row for row in found if row[1] is None]
-    blocking = [row for row in found if not row[2]]
-    found = sorted(row[:2] for row in found if row[2])
-    is_full = len(found) > most
+    first, blocking = _find_due(tx, terms, lanes, limit=most + 1, now=now, overdue=overdue)
+    is_full, first = len(first) > most, first[:most]
+
     groups: Mapping[int, str] = {}
     if limits is not None:
-        groups = policies.groups_of(tx, limits, [sequence for sequence, _ in found[:most]])
-    held = [row for row in found[:most] if row[0] in groups]
-    free = [row for row in found[:most] if row[0] not in groups]
-    chosen = [sequence for sequence, _ in free[:limit]]
-    expired = [sequence for sequence, state in free[:limit] if state is not None]
-    # The owner has not renewed its lease: its process hangs or has ended, so its run counts as one
-    # that ended the process.
-    running = [sequence for sequence, state in (*free[:limit], *held) if state == "running"]
-    running += [sequence for sequence, state, _ in blocking if state == "running"]
-    _cut_short(tx, terms, running, sole=False)
-    if blocking:
-        tx.run(_FREE_LEASES, sequences=[row[0] for row in blocking])
-        tx.note_change()
+        groups = policies.groups_of(tx, limits, [each.sequence for each in first])
+    held = [each for each in first if each.sequence in groups]
+    free = [each for each in first if each.sequence not in groups]
+    chosen = free[:limit]
+
+    _end_expired(tx, terms, [*chosen, *held], blocking)
     allowed = policies.Allowed()
     if limits is not None:
         policies.hold(tx, groups)
@@ -263,36 +249,100 @@ def claim_due(
             now=now,
             live_only=overdue,
         )
-    claimed = _claim(tx, terms, sorted([*chosen, *allowed.sequences]), expired, now)
+
+    sequences = sorted([*(each.sequence for each in chosen), *allowed.sequences])
+    records, unbegun, leases = _lease(tx, terms, sequences, now)
+
     left = place.left or is_full or len(free) > limit
-    more = left or bool(end) or bool(blocking) or allowed.more
-    times = [at for at in (next_due_at, allowed.next_at) if at is not None]
-    due = Due(
-        claimed.due.records,
-        more,
-        min(times, default=None),
-        claimed.due.unbegun,
-        allowed.waiting,
-        allowed.superseded,
+    more = left or bool(lanes.end) or bool(blocking) or allowed.more
+    times = [at for at in (lanes.next_retry_at, allowed.next_at) if at is not None]
+    next_due_at = min(times, default=None)
+    due = Due(records, more, next_due_at, unbegun, allowed.waiting, allowed.superseded)
+    return Claimed(due, leases, Place(lanes.end, left) if lanes.end else Place())
+
+
+class _Lanes(NamedTuple):
+    """The first waiting delivery of each of the next lanes.
+
+    ``end`` is the last of these lanes, empty: there are no further ones.
+    """
+
+    firsts: Collection[int]
+    end: bytes
+    next_retry_at: float | None
+    is_anything_grouped: bool
+
+
+def _next_lanes(tx: SqlTransaction, place: Place, now: float) -> _Lanes:
+    *rows, (_, is_grouped, next_retry_at) = sorted(
+        tx.all(_NEXT_LANES, lane=place.lane, now=now), key=lambda row: row[0] is None
     )
-    return Claimed(due, claimed.leases, Place(end, left) if end else Place())
+    end = max(bytes(row[0]) for row in rows) if len(rows) == LANES else b""
+    return _Lanes([row[1] for row in rows], end, next_retry_at, bool(is_grouped))
+
+
+class _Found(NamedTuple):
+    """A due delivery. ``expired_state`` is its state if its lease has expired, otherwise None."""
+
+    sequence: int
+    expired_state: str | None
+    is_first: bool
+
+
+def _find_due(
+    tx: SqlTransaction, terms: LeaseTerms, lanes: _Lanes, *, limit: int, now: float, overdue: bool
+) -> tuple[list[_Found], list[_Found]]:
+    """Return due deliveries, oldest first, and those that only block the first one of their lane.
+
+    At most ``limit`` of each kind: waiting without a lane, first of a lane, retrying, expired.
+    """
+    rows = tx.all(
+        _FIND_DUE,
+        limit=limit,
+        firsts=[*lanes.firsts],
+        owner=terms.owner,
+        seconds=terms.lease_seconds,
+        now=now,
+    )
+    found = [_Found(*row) for row in rows]
+    if not overdue:
+        found = [each for each in found if each.expired_state is None]
+    blocking = [each for each in found if not each.is_first]
+    return sorted(each for each in found if each.is_first), blocking
+
+
+def _end_expired(
+    tx: SqlTransaction, terms: LeaseTerms, taken: Sequence[_Found], blocking: Sequence[_Found]
+) -> None:
+    """End the runs whose leases have expired; free the deliveries that only block their lane.
+
+    The owner has not renewed the lease: its process hangs or has ended. So the run counts as one
+    that ended the process.
+    """
+    running = [each.sequence for each in (*taken, *blocking) if each.expired_state == "running"]
+    _cut_short(tx, terms, running, sole=False)
+    if expired := [each.sequence for each in taken if each.expired_state is not None]:
+        tx.run(_NOTE_MAY_HAVE_RUN, sequences=expired)
+    if blocking:
+        tx.run(_FREE_LEASES, sequences=[each.sequence for each in blocking])
+        tx.note_change()
 
 
 def _find_in_group(tx: SqlTransaction, group: str, limit: int) -> list[int]:
     return [sequence for (sequence,) in tx.all(_FIND_IN_GROUP, policy=group, limit=limit)]
 
 
-def _claim(
-    tx: SqlTransaction, terms: LeaseTerms, sequences: list[int], expired: list[int], now: float
-) -> Claimed:
+def _lease(
+    tx: SqlTransaction, terms: LeaseTerms, sequences: list[int], now: float
+) -> tuple[list[DeliveryRecord], frozenset[str], dict[str, Lease]]:
+    """Lease deliveries; return them, the keys of those that surely never ran, and the leases."""
     if not sequences:
-        return Claimed(Due([], False, None), {})
+        return [], frozenset(), {}
     token = new_token()
     rows: dict[int, Any] = dict(
         tx.all(
             _LEASE_DELIVERIES,
             sequences=sequences,
-            expired=expired,
             token=token,
             owner=terms.owner,
             seconds=terms.lease_seconds,
@@ -306,7 +356,7 @@ def _claim(
         if rows[record.sequence] and not record.attempts and record.state is DeliveryState.RECEIVED
     )
     leases = {each.key: Lease(each.sequence, token + each.sequence) for each in records}
-    return Claimed(Due(records, False, None, unbegun), leases)
+    return records, unbegun, leases
 
 
 def claim_suspects(
@@ -323,7 +373,7 @@ def claim_suspects(
     """
     found = [row[0] for row in tx.all(_FIND_SUSPECTS, limit=limit, owner=terms.owner)]
     if limits is None:
-        return _claim(tx, terms, found, [], now)
+        return _claimed(*_lease(tx, terms, found, now))
     groups = policies.groups_of(tx, limits, found)
     policies.hold(tx, groups)
 
@@ -333,7 +383,13 @@ def claim_suspects(
 
     allowed = policies.allow(tx, terms, limits, find, new_token, now=now)
     free = [sequence for sequence in found if sequence not in groups]
-    return _claim(tx, terms, sorted([*free, *allowed.sequences]), [], now)
+    return _claimed(*_lease(tx, terms, sorted([*free, *allowed.sequences]), now))
+
+
+def _claimed(
+    records: list[DeliveryRecord], unbegun: frozenset[str], leases: dict[str, Lease]
+) -> Claimed:
+    return Claimed(Due(records, False, None, unbegun), leases)
 
 
 # -- renewing and giving up ----------------------------------------------------------------------
@@ -425,18 +481,14 @@ SELECT sequence, state, process_ends FROM work
 WHERE {unfinished()} AND lease_owner = :owner FOR UPDATE
 """
 
-# The first start of a delivery is not awaited, so its process may have ended in that run without a
-# trace. When a lease of an ended process is taken away, `failed_at` is set to 1970: the next start
-# of that delivery is then awaited and counted (docs/adr/0047).
-_FREE_LEASES = """
-UPDATE work SET lease_owner = NULL, lease_token = NULL, lease_until = NULL,
-    failed_at = coalesce(failed_at, 0)
+_FREE_LEASES = f"""
+UPDATE work SET lease_owner = NULL, lease_token = NULL, lease_until = NULL, {MAY_HAVE_RUN}
 WHERE sequence IN ints(:sequences)
 """
 
-_LEAVE_TO_HEIR = """
+_LEAVE_TO_HEIR = f"""
 UPDATE work SET lease_owner = :heir, lease_token = NULL, lease_until = clock() + :seconds,
-    failed_at = coalesce(failed_at, 0)
+    {MAY_HAVE_RUN}
 WHERE sequence IN ints(:sequences)
 """
 

@@ -50,6 +50,12 @@ def unfinished(work: str = "") -> str:
     return f"{_of(work)}state IN ('received', 'running', 'retrying')"
 
 
+#: SQL that notes that a delivery may have run: the first start of a delivery is not awaited, so its
+#: process may have ended in that run without a trace. The next start is then awaited and counted
+#: (docs/adr/0047). Needed wherever a lease is taken from another process.
+MAY_HAVE_RUN = "failed_at = coalesce(failed_at, 0)"
+
+
 def in_kept(work: str = "") -> str:
     """Return SQL that is true in the states that the index ``work_kept`` lists."""
     return f"{_of(work)}state IN ('dead', 'parked', 'retrying')"
@@ -111,12 +117,16 @@ CREATE TABLE arrival (
 )
 """
 
-# lane: a digest of tenant and subject of an ordered delivery. process_ends: runs during which the
-# process ended; ran_alone: no other run was beside the last of these. earlier_attempts: runs before
-# a replay; generation: how often it was put back after it had been done. failed_at: when
-# next_attempt_at was decided, by which a clock that was set back is noticed; 0 where a run may have
-# ended a process without a trace. lease_token: the run that holds the lease (storage.sql.leases).
-# policy: the group whose limits or pause it waits for or runs under (storage.sql.policies).
+# lane              digest of tenant and subject of an ordered delivery
+# earlier_attempts  runs before a replay
+# process_ends      runs during which the process ended
+# ran_alone         no other run was beside the last of these
+# generation        how often the delivery was put back after it had been done
+# failed_at         when next_attempt_at was decided: shows that a clock was set back since; 0 where
+#                   a run may have ended a process without a trace (`MAY_HAVE_RUN`)
+# lease_token       the run that holds the lease (storage.sql.leases)
+# policy            the group whose limits or pause it waits for or runs under
+#                   (storage.sql.policies)
 _WORK = """
 CREATE TABLE work (
     sequence bigint PRIMARY KEY,
