@@ -151,3 +151,27 @@ def existing_state(known: Known, *, now: float, dedup_seconds: float) -> Existin
     if known.state is DeliveryState.RUNNING and known.held_until is not None:
         return ExistingState.RUNNING
     return ExistingState.WAITING
+
+
+class Readmission(msgspec.Struct, frozen=True):
+    """The new state of a delivery that is admitted again, and its counts.
+
+    ``attempts`` are the runs before it that count, ``earlier_attempts`` those that no longer do.
+    ``restarts``: the last error and the ends of processes are forgotten as well.
+    """
+
+    state: DeliveryState
+    attempts: int
+    earlier_attempts: int
+    restarts: bool
+
+
+def readmit(
+    change: Change, state: DeliveryState, *, attempts: int, earlier_attempts: int
+) -> Readmission:
+    """Apply :attr:`Change.UPDATE`, ``RESTART`` or ``QUEUE``; ``state`` is the one asked for."""
+    if change is Change.QUEUE:
+        state = DeliveryState.RECEIVED
+    if change is Change.UPDATE:
+        return Readmission(state, attempts, earlier_attempts, restarts=False)
+    return Readmission(state, 0, earlier_attempts + attempts, restarts=True)

@@ -59,6 +59,7 @@ from ..admission import (
     Known,
     LeaseTerms,
     existing_state,
+    readmit,
 )
 from ..effects import Effects, T
 from . import policies
@@ -271,28 +272,27 @@ class MemoryInbox(MemoryBackend):
             self._keep_other(row, delivery)
         if ruling.change is Change.NOTHING:
             return Admitted(ruling.admission, attempts, same_body)
-        restart = ruling.change in (Change.RESTART, Change.QUEUE)
-        if ruling.change is Change.QUEUE:
-            state, leased = DeliveryState.RECEIVED, False
-        before = 0 if restart else attempts
-        earlier = row.earlier_attempts + attempts - before
-        running = state is DeliveryState.RUNNING
+        again = readmit(
+            ruling.change, state, attempts=attempts, earlier_attempts=row.earlier_attempts
+        )
+        leased = leased and ruling.change is not Change.QUEUE
+        running = again.state is DeliveryState.RUNNING
         self._write(
             row,
-            state,
+            again.state,
             lease_from=now if leased else None,
-            queued=state is DeliveryState.RECEIVED,
-            attempts=before + running,
-            earlier_attempts=earlier,
-            process_ends=0 if restart else row.process_ends,
+            queued=again.state is DeliveryState.RECEIVED,
+            attempts=again.attempts + running,
+            earlier_attempts=again.earlier_attempts,
+            process_ends=0 if again.restarts else row.process_ends,
             ran_alone=False,
             ordered=delivery.ordered,
             next_attempt_at=None,
             started_at=now if running else None,
             finished_at=None,
-            last_error=None if restart else row.last_error,
+            last_error=None if again.restarts else row.last_error,
         )
-        return Admitted(ruling.admission, before, same_body, earlier)
+        return Admitted(ruling.admission, again.attempts, same_body, again.earlier_attempts)
 
     def _held_until(self, row: MemoryRow, now: float) -> float | None:
         if row.owner in (None, self._terms.owner):

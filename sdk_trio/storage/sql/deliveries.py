@@ -34,7 +34,7 @@ that follows, are one statement, or the row was locked before.
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -61,7 +61,9 @@ from ..admission import (
     ExistingState,
     Known,
     LeaseTerms,
+    Readmission,
     existing_state,
+    readmit,
 )
 from . import arrivals
 from .dialect import Insert, SqlTransaction
@@ -270,8 +272,8 @@ def _admit_known(
             if added is not None:
                 return _NEW, added
             continue
-        known, raw, attempts, earlier, generation, *stored = _read_known(terms, row)
-        rule = rules[existing_state(known, now=now, dedup_seconds=terms.dedup_seconds)]
+        stored = _read_stored(terms, row)
+        rule = rules[existing_state(stored.known, now=now, dedup_seconds=terms.dedup_seconds)]
         if rule.change is Change.NOTHING or sequence == locked:
             break
         tx.one(_LOCK_ARRIVAL, sequence=sequence)
@@ -285,63 +287,69 @@ def _admit_known(
         return _NEW, added
     # After the payload retention there is no body to compare with, and no reason to suspect the
     # sender.
-    same_body = raw is None or raw == delivery.raw
+    same_body = stored.raw is None or stored.raw == delivery.raw
     if not same_body:
         _keep_other(tx, sequence, delivery)
+    attempts = stored.known.attempts
     if rule.change is Change.NOTHING:
         return Admitted(rule.admission, attempts, same_body), None
-    # A restarted delivery counts its attempts from 0; earlier ones are counted separately.
-    restart = rule.change in (Change.RESTART, Change.QUEUE)
-    if rule.change is Change.QUEUE:
-        arriving, state = Arriving(delivery, None), DeliveryState.RECEIVED
-    before = 0 if restart else attempts
-    earlier += attempts - before
-    _readmit(tx, terms, arriving, sequence, state, reason, before, earlier, restart, stored)
-    return Admitted(rule.admission, before, same_body, earlier, generation), sequence
-
-
-def _read_known(terms: LeaseTerms, row: Sequence[Any]) -> tuple[Any, ...]:
-    state, queued, attempts, finished_at, until, ends, earlier, generation, raw, *stored, clock = (
-        row
+    again = readmit(rule.change, state, attempts=attempts, earlier_attempts=stored.earlier_attempts)
+    token = None if rule.change is Change.QUEUE else arriving.token
+    _readmit(tx, terms, delivery, sequence, stored, again, token, reason)
+    admitted = Admitted(
+        rule.admission, again.attempts, same_body, again.earlier_attempts, stored.generation
     )
+    return admitted, sequence
+
+
+class _Stored(NamedTuple):
+    """The record of a known key."""
+
+    known: Known
+    earlier_attempts: int
+    generation: int
+    raw: bytes | None
+    tenant_id: str | None
+    subject: str | None
+    ordered: bool
+
+
+def _read_stored(terms: LeaseTerms, row: Sequence[Any]) -> _Stored:
+    state, queued, attempts, finished_at, until, ends, *others, clock = row
     held_until = terms.live(until, now=clock)
     known = Known(DeliveryState(state), bool(queued), attempts, finished_at, held_until, ends)
-    return known, raw, attempts, earlier, generation, *stored
+    return _Stored(known, *others)
 
 
 def _readmit(
     tx: SqlTransaction,
     terms: LeaseTerms,
-    arriving: Arriving,
+    delivery: NewDelivery,
     sequence: int,
-    state: DeliveryState,
+    stored: _Stored,
+    again: Readmission,
+    token: int | None,
     reason: str | None,
-    attempts: int,
-    earlier: int,
-    restart: bool,
-    stored: Sequence[Any],
 ) -> None:
-    """Put a known delivery back to ``state``; ``stored`` is its tenant, subject and order."""
-    delivery = arriving.delivery
-    tenant_id, subject, ordered = stored
-    running = state is DeliveryState.RUNNING
+    """Put a known delivery back to an unfinished state, leased if there is a ``token``."""
+    running = again.state is DeliveryState.RUNNING
     tx.run(
         _READMIT,
         sequence=sequence,
-        state=state.value,
-        queued=state is DeliveryState.RECEIVED,
-        attempts=attempts + running,
-        earlier=earlier,
-        lane=lane_of(delivery.ordered, tenant_id, subject),
+        state=again.state.value,
+        queued=again.state is DeliveryState.RECEIVED,
+        attempts=again.attempts + running,
+        earlier=again.earlier_attempts,
+        lane=lane_of(delivery.ordered, stored.tenant_id, stored.subject),
         started_at=float(delivery.received_at) if running else None,
         owner=terms.owner,
-        token=arriving.token,
+        token=token,
         seconds=terms.lease_seconds,
-        restart=restart,
+        restart=again.restarts,
         reason=reason,
         now=delivery.received_at,
     )
-    if bool(ordered) != delivery.ordered:
+    if bool(stored.ordered) != delivery.ordered:
         tx.run(_SET_ORDERED, sequence=sequence, ordered=delivery.ordered)
     tx.note_change()
 
@@ -391,8 +399,8 @@ UPDATE work SET state = 'running', attempts = attempts
     started_at = :now, ran_alone = :alone, next_attempt_at = NULL,
     lease_owner = :owner, lease_token = :token, lease_until = clock() + :seconds
 WHERE sequence = :sequence AND {unfinished()}
-    AND (lease_token = :token OR NOT CAST(:with_outcome AS boolean)
-    AND (lease_owner IS NULL OR lease_owner = :owner OR lease_until <= clock()))
+    AND (lease_token = :token OR (NOT CAST(:with_outcome AS boolean)
+        AND (lease_owner IS NULL OR lease_owner = :owner OR lease_until <= clock())))
     AND (lane IS NULL OR NOT EXISTS (
         SELECT 1 FROM work AS other WHERE other.lane = work.lane AND other.queued
             AND other.lease_owner IS NOT NULL AND other.sequence <> work.sequence))
