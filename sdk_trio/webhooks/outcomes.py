@@ -29,7 +29,7 @@ from ..base.foreign_errors import (
 from ..base.throttle import jittered_wait
 from ..config import Settings
 from ..config.secret import MASK
-from ..errors import DeadLetter, Discard, NotAwaitedError, RetryLater
+from ..errors import DeadLetter, Discard, NotAwaitedError, RetryLater, SdkError
 from ..records.deliveries import Dead, Done, Postponed, Retry
 from ..records.policies import Policy
 from .routes import PostFailedError, Ruling
@@ -51,6 +51,9 @@ ENDS_BEFORE_ALONE = 2
 #: The maximum number of runs beyond MaxAttempts of an event that never ran alone, so that it is not
 #: dead-lettered for another event's fault.
 RUNS_FOR_PROOF = 2
+
+#: The longest delay in seconds that an unhandled error of the client requests for its event.
+LONGEST_UPSTREAM_DELAY = 3600.0
 
 #: Directories whose code is not the user's: this package, the standard library, installed packages.
 #: ``place_of`` skips them, because a line in a library does not show which handler failed.
@@ -209,8 +212,15 @@ def must_run_alone(ends: int, *, attempts: int, max_attempts: int) -> bool:
 
 
 def retry_after_of(error: BaseException) -> float | None:
-    """Return the longest delay, in seconds, that an error or a member of its group requested."""
-    asked = [_seconds_of(part) for part in leaves_of(error) if is_a(part, RetryLater)]
+    """Return the longest delay, in seconds, that an error or a member of its group requested.
+
+    So do the client's errors with a ``retry_after``: an attempt that comes before the upstream is
+    asked again would be lost.
+    """
+    asked = [
+        _seconds_of(part) if is_a(part, RetryLater) else _upstream_delay_of(part)
+        for part in leaves_of(error)
+    ]
     return max((seconds for seconds in asked if seconds is not None), default=None)
 
 
@@ -234,7 +244,18 @@ def ending_of(error: BaseException) -> type[Done] | type[Dead] | None:
 
 def _seconds_of(error: BaseException) -> float | None:
     """Return the delay of a ``RetryLater``; None if it is unusable, for example in a subclass."""
-    seconds = attribute_of(error, "seconds")
+    return _usable(attribute_of(error, "seconds"))
+
+
+def _upstream_delay_of(error: BaseException) -> float | None:
+    """Return the ``retry_after`` of an error of the client, at most an hour; otherwise None."""
+    if not is_a(error, SdkError):
+        return None
+    seconds = _usable(attribute_of(error, "retry_after"))
+    return None if seconds is None else min(seconds, LONGEST_UPSTREAM_DELAY)
+
+
+def _usable(seconds: object) -> float | None:
     # The exact type: a subclass may redefine comparisons.
     if type(seconds) is int or type(seconds) is float:
         return float(seconds) if 0 <= seconds < RetryLater.LIMIT_SECONDS else None

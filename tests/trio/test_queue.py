@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from support.deliveries import Bench, arrival, memory_inbox
 from support.serving import registry
 
+from sdk_trio.client.errors import CircuitOpenError
 from sdk_trio.errors import RetryLater, StoreUnavailableError
 from sdk_trio.events import OrderCreatedEvent
 from sdk_trio.records.deliveries import DeliveryState, Done, Retry
@@ -127,13 +128,19 @@ async def test_failures_are_retried_with_growing_jittered_delays_then_dead(autoj
     assert record.last_error == "RuntimeError: attempt 5"
 
 
-async def test_retry_later_is_never_earlier_than_asked(autojump_clock):
+REFUSED = CircuitOpenError("refused", method="GET", path="/v1/orders/", retry_after=100.0)
+
+
+@pytest.mark.parametrize(
+    "error", [RetryLater(100), REFUSED, ExceptionGroup("two", [REFUSED, ValueError()])], ids=repr
+)
+async def test_a_retry_is_never_earlier_than_asked(autojump_clock, error):
     times = []
 
     async def handler(event):
         times.append(trio.current_time())
         if len(times) == 1:
-            raise RetryLater(100)
+            raise error
 
     bench = Bench.of(queued(handler))
     async with trio.open_nursery() as nursery:
