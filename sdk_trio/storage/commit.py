@@ -103,15 +103,15 @@ class Engine(Protocol):
         ...
 
     def transact(
-        self, work: Callable[[SqlTransaction], None], *, durable: bool, lone: bool = False
+        self, work: Callable[[SqlTransaction], None], *, durable: bool, only_item: bool = False
     ) -> bool:
         """Run ``work`` in one transaction and commit it; it may run ``work`` again.
 
         Args:
             work: runs all units of a batch.
             durable: the commit must survive a power cut, not only the end of this process.
-            lone: the batch is one item of a kind, so a statement that does the whole work of the
-                kind may commit itself.
+            only_item: the batch is one item of a kind, so a statement that does the whole work of
+                the kind may commit itself.
 
         Returns:
             False: it had nothing to write, so its success does not prove that the store can write.
@@ -124,7 +124,7 @@ class Engine(Protocol):
         """
         ...
 
-    def run_alone(self, work: Callable[[Any], T]) -> T:
+    def run_outside_transaction(self, work: Callable[[Any], T]) -> T:
         """Run ``work`` with the driver's connection, outside of any transaction.
 
         Raises:
@@ -168,7 +168,7 @@ class Unit:
     key: str | None = None
     item: Any = None
     #: It runs outside of any transaction.
-    alone = False
+    outside_transaction = False
     #: It shares its transaction with no other unit.
     single = False
     #: The key of the event whose effects it applies.
@@ -276,7 +276,7 @@ class GroupCommit(trio.abc.Instrument):
             unit.work = lambda transaction: (fence(transaction), work(transaction))[1]
         return self._commit_unit(unit, patient=patient)
 
-    def run_alone(
+    def run_outside_transaction(
         self, work: Callable[[Any], T], *, patient: bool = True
     ) -> Coroutine[Any, Any, T]:
         """Run ``work`` with the driver's connection, outside of any transaction; else as submit.
@@ -286,7 +286,7 @@ class GroupCommit(trio.abc.Instrument):
             patient: wait without the limit of :data:`ANSWER_SECONDS`.
         """
         unit = Unit()
-        unit.work, unit.single, unit.alone = work, True, True
+        unit.work, unit.single, unit.outside_transaction = work, True, True
         return self._commit_unit(unit, patient=patient)
 
     def gather(
@@ -598,13 +598,13 @@ class GroupCommit(trio.abc.Instrument):
             in_work = False
 
         try:
-            if batch[0].alone:
+            if batch[0].outside_transaction:
                 assert batch[0].work is not None
-                batch[0].value = self._engine.run_alone(batch[0].work)
+                batch[0].value = self._engine.run_outside_transaction(batch[0].work)
                 return False  # it proves no write: a poll only reads
             durable = any(unit.durable for unit in batch)
-            lone = len(batch) == 1 and batch[0].kind is not None
-            return self._transact(work, durable=durable, lone=lone)
+            only_item = len(batch) == 1 and batch[0].kind is not None
+            return self._transact(work, durable=durable, only_item=only_item)
         except Exception as error:  # each caller of the batch gets it
             if in_work and len(batch) > 1 and not isinstance(error, CommitUnknownError):
                 return sum(self._commit((unit,)) for unit in batch) > 0
@@ -612,10 +612,10 @@ class GroupCommit(trio.abc.Instrument):
             return False
 
     def _transact(
-        self, work: Callable[[SqlTransaction], None], *, durable: bool, lone: bool
+        self, work: Callable[[SqlTransaction], None], *, durable: bool, only_item: bool
     ) -> bool:
         begun = self._now()
-        wrote = self._engine.transact(work, durable=durable, lone=lone)
+        wrote = self._engine.transact(work, durable=durable, only_item=only_item)
         if wrote:
             self._seconds.observe(self._now() - begun)
         return wrote

@@ -138,7 +138,7 @@ class SqliteInbox(SqlInbox):
         inbox = cls(file, terms, engine)
         try:
             # The first unit connects, and creates the tables of a new file.
-            await inbox._commits.run_alone(lambda _: None)
+            await inbox._commits.run_outside_transaction(lambda _: None)
             await inbox.changed_elsewhere()
             if claims is not None:
                 await inbox._unawaited.open(claims)
@@ -270,7 +270,7 @@ class SqliteInbox(SqlInbox):
 
     async def changed_elsewhere(self) -> bool:
         # On the writing connection, because the number counts the changes of *other* connections.
-        version = await self._commits.run_alone(
+        version = await self._commits.run_outside_transaction(
             lambda connection: (self._engine.connections, int(connection.pragma("data_version"))),
             patient=False,
         )
@@ -305,12 +305,12 @@ class SqliteInbox(SqlInbox):
         return super()._erase(tx, sequences, tenant_id)
 
     async def wipe(self) -> bool:
-        await self._commits.run_alone(overwrite_remnants)
+        await self._commits.run_outside_transaction(overwrite_remnants)
         return await self._clear_log(BUSY_SECONDS)
 
     async def _clear_log(self, seconds: float) -> bool:
         """Remove deleted data from the write-ahead log; warn if a reader prevents it."""
-        cleared = await self._commits.run_alone(partial(clear_log, seconds=seconds))
+        cleared = await self._commits.run_outside_transaction(partial(clear_log, seconds=seconds))
         if not cleared:
             _log.warning(
                 "store.log_kept",

@@ -176,7 +176,7 @@ async def measure(backend: str, *, enqueue: bool, path: Any) -> tuple[Work, int]
             await counter.count(partial(request.deliver, app))
         store = app._last.inbox
         tracing = Commits if backend == "Sqlite" else None
-        counted = await store._commits.run_alone(tracing) if tracing else Work()
+        counted = await store._commits.run_outside_transaction(tracing) if tracing else Work()
         threads = set(threading.enumerate())
         gc.collect()
         gc.disable()
@@ -195,7 +195,9 @@ async def measure(backend: str, *, enqueue: bool, path: Any) -> tuple[Work, int]
             objects = sys.getallocatedblocks() - before
             gc.enable()
             if tracing:
-                await store._commits.run_alone(lambda connection: connection.trace_v2(0))
+                await store._commits.run_outside_transaction(
+                    lambda connection: connection.trace_v2(0)
+                )
         made = len(set(threading.enumerate()) - threads)
         nursery.cancel_scope.cancel()
     middle = (statistics.median(figures) for figures in (steps, tasks, calls))

@@ -228,8 +228,10 @@ async def test_only_what_must_survive_a_power_cut_is_synced(
 
 
 async def test_work_alone_runs_outside_of_any_transaction(store: GroupCommit) -> None:
-    assert await store.run_alone(lambda connection: connection.in_transaction) is False
-    await store.run_alone(lambda connection: connection.execute("VACUUM").fetchall())
+    assert (
+        await store.run_outside_transaction(lambda connection: connection.in_transaction) is False
+    )
+    await store.run_outside_transaction(lambda connection: connection.execute("VACUUM").fetchall())
 
 
 # -- failures ----------------------------------------------------------------------------------
@@ -256,7 +258,7 @@ async def test_a_unit_that_raises_fails_alone(store: GroupCommit) -> None:
 async def test_a_store_that_fails_gives_each_caller_an_error_of_its_own(
     store: GroupCommit, engine: SqliteEngine, file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await store.run_alone(lambda connection: connection.set_busy_timeout(10))
+    await store.run_outside_transaction(lambda connection: connection.set_busy_timeout(10))
     errors = []
 
     async def one() -> None:
@@ -294,7 +296,7 @@ async def test_a_store_that_only_reads_is_still_failing(
     def fill(connection: apsw.Connection) -> None:
         connection.execute(f"PRAGMA max_page_count = {connection.pragma('page_count')}")
 
-    await store.run_alone(fill)
+    await store.run_outside_transaction(fill)
     with pytest.raises(StoreUnavailableError, match="is full"):
         await store.submit(
             lambda transaction: transaction.run("INSERT INTO row VALUES (1, :t, 0)", t="x" * 99_999)
@@ -302,7 +304,9 @@ async def test_a_store_that_only_reads_is_still_failing(
     assert store.failing
     assert await store.submit(keys) == []
     assert store.failing
-    await store.run_alone(lambda connection: connection.execute("PRAGMA max_page_count = 9999"))
+    await store.run_outside_transaction(
+        lambda connection: connection.execute("PRAGMA max_page_count = 9999")
+    )
     assert store.failing, "work outside of a transaction may only have read"
     await put(store, "k")
     assert not store.failing

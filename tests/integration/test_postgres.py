@@ -1086,7 +1086,7 @@ async def test_a_pooler_that_changes_connections_changes_nothing(
                     await trio.sleep(0.05)
 
     async def work(name: str, inbox: Any) -> None:
-        assert await inbox._commits.run_alone(lambda c: c.pooled)
+        assert await inbox._commits.run_outside_transaction(lambda c: c.pooled)
         for number in range(15):
             key = f"{name}-{number}"
             await inbox.accept(delivery(key), leased=True)

@@ -285,9 +285,9 @@ def test_changes_are_counted_for_the_other_hosts_and_outlive_the_engine(
     assert database.execute(counts) == [(False, 2, 2)]
 
 
-@pytest.mark.parametrize("lone", [True, False])
+@pytest.mark.parametrize("only_item", [True, False])
 def test_a_complete_statement_is_committed_and_counted_once(
-    database: Database, path: str, lone: bool
+    database: Database, path: str, only_item: bool
 ) -> None:
     engine = database.engine("mine", path)
     text = f"WITH made AS ({PUT} ON CONFLICT DO NOTHING RETURNING key), counted(made, 1) "
@@ -302,16 +302,16 @@ def test_a_complete_statement_is_committed_and_counted_once(
 
     for key in ("a", "b", "a"):
         engine.transact(
-            lambda transaction, key=key: work(transaction, key), durable=True, lone=lone
+            lambda transaction, key=key: work(transaction, key), durable=True, only_item=only_item
         )
     assert database.keys() == ["a", "b", "not a"]
     counts = "SELECT changes, done FROM sdk_trio.node WHERE id = 'mine'"
     assert database.execute(counts) == [(3, 3)]
 
 
-@pytest.mark.parametrize("lone", [True, False])
+@pytest.mark.parametrize("only_item", [True, False])
 def test_a_complete_insert_of_what_is_known_changes_nothing(
-    database: Database, path: str, lone: bool
+    database: Database, path: str, only_item: bool
 ) -> None:
     engine = database.engine(dsn=path)
     row = ("a", b"body", 1.0, 2, None)
@@ -320,7 +320,7 @@ def test_a_complete_insert_of_what_is_known_changes_nothing(
         engine.transact(
             lambda transaction: made.append(transaction.insert(ITEM, [row], complete=True)),
             durable=True,
-            lone=lone,
+            only_item=only_item,
         )
     assert [len(rows) for rows in made] == [1, 0]
     assert database.keys() == ["a"]
@@ -330,7 +330,7 @@ def test_a_lone_unit_that_raises_before_its_statement_changes_nothing(database: 
     engine = database.engine()
     for work in (lambda _: 1 // 0, lambda transaction: (transaction.run(PUT, key="a"), 1 // 0)):
         with pytest.raises(ZeroDivisionError):
-            engine.transact(work, durable=True, lone=True)
+            engine.transact(work, durable=True, only_item=True)
     assert database.keys() == []
 
 
@@ -360,10 +360,12 @@ def test_a_conflict_with_another_transaction_is_tried_again(
 
 def test_work_outside_of_a_transaction_gets_the_connection(database: Database) -> None:
     engine = database.engine()
-    made = engine.run_alone(lambda connection: connection.execute("SELECT 7").fetchone())
+    made = engine.run_outside_transaction(
+        lambda connection: connection.execute("SELECT 7").fetchone()
+    )
     assert made == (7,)
     with pytest.raises(StoreUnavailableError, match="does not exist"):
-        engine.run_alone(lambda connection: connection.execute("SELECT nothing"))
+        engine.run_outside_transaction(lambda connection: connection.execute("SELECT nothing"))
 
 
 def test_a_statement_is_planned_once_whatever_its_values(database: Database) -> None:
@@ -373,7 +375,7 @@ def test_a_statement_is_planned_once_whatever_its_values(database: Database) -> 
         run(engine, lambda transaction, n=2**exponent: transaction.run(text, number=n - n % 2))
     plans = "SELECT custom_plans, generic_plans > 0 FROM pg_prepared_statements WHERE statement "
     plans += "LIKE 'UPDATE item%%'"
-    shown = engine.run_alone(lambda connection: connection.execute(plans).fetchall())
+    shown = engine.run_outside_transaction(lambda connection: connection.execute(plans).fetchall())
     assert shown == [(0, True)]
 
 
@@ -412,7 +414,7 @@ def test_a_transaction_that_broke_before_its_commit_runs_again_once(
     assert database.keys() == ["before", "1-1"]
 
 
-@pytest.mark.parametrize("lone", [True, False])
+@pytest.mark.parametrize("only_item", [True, False])
 @pytest.mark.parametrize(
     ("by", "message"),
     [("pg_terminate_backend", "broke during a commit"), ("pg_cancel_backend", "no standby has")],
@@ -424,7 +426,7 @@ def test_a_commit_whose_end_is_unknown_is_reported_and_not_run_again(
     by: str,
     message: str,
     role: Any,
-    lone: bool,
+    only_item: bool,
 ) -> None:
     role("client_min_messages", "error")  # which hides the warning
     engine = database.engine(dsn=path)
@@ -434,11 +436,11 @@ def test_a_commit_whose_end_is_unknown_is_reported_and_not_run_again(
     def work(transaction: Any) -> None:
         ran.append(1)
         transaction.complete(f"{PUT} RETURNING key", key="unknown")
-        if not lone:
+        if not only_item:
             transaction.note_change()
 
     with database.server.without_its_standby():
-        committing = thread.submit(engine.transact, work, durable=True, lone=lone)
+        committing = thread.submit(engine.transact, work, durable=True, only_item=only_item)
         database.end("wait_event = 'SyncRep'", by)
         with pytest.raises(CommitUnknownError, match=message):
             committing.result(60)
@@ -522,7 +524,7 @@ def test_a_database_that_only_reads_is_away_until_it_writes_again(database: Data
 def test_a_connection_to_a_server_that_has_become_a_standby_is_replaced(database: Database) -> None:
     engine = database.engine()
     put(engine, "before")
-    engine.run_alone(
+    engine.run_outside_transaction(
         lambda connection: connection.execute("SET default_transaction_read_only = on")
     )
     put(engine, "after")

@@ -307,7 +307,7 @@ class PostgresEngine:
         self._hurried = False
 
     def transact(
-        self, work: Callable[[SqlTransaction], None], *, durable: bool, lone: bool = False
+        self, work: Callable[[SqlTransaction], None], *, durable: bool, only_item: bool = False
     ) -> bool:
         """Run ``work`` in one transaction and commit it; see the protocol. Return True.
 
@@ -320,8 +320,8 @@ class PostgresEngine:
             connection = self._connection.get()
             try:
                 # Behind a pooler, and for a shorter wait, settings must precede the statement.
-                lone = lone and not connection.pooled and not self._hurried
-                if not lone or not self._attempt_alone(connection, work):
+                only_item = only_item and not connection.pooled and not self._hurried
+                if not only_item or not self._transact_only_item(connection, work):
                     self._attempt(connection, work)
             except psycopg.Error as error:
                 if is_conflict(error) and conflicts < CONFLICT_LIMIT:
@@ -338,7 +338,7 @@ class PostgresEngine:
             else:
                 return True
 
-    def _attempt_alone(
+    def _transact_only_item(
         self, connection: StoreConnection, work: Callable[[SqlTransaction], None]
     ) -> bool:
         """Run ``work`` if it is one statement that commits itself; False: it is not."""
@@ -397,7 +397,7 @@ class PostgresEngine:
             raise StoreUnavailableError(str(error)) from error
         return connection
 
-    def run_alone(self, work: Callable[[StoreConnection], T]) -> T:
+    def run_outside_transaction(self, work: Callable[[StoreConnection], T]) -> T:
         """Run ``work`` with psycopg's connection, outside of any transaction; see the protocol."""
         connection = self._connection.get()
         try:

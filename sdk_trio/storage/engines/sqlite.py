@@ -199,7 +199,7 @@ class SqliteEngine:
     # -- transactions ------------------------------------------------------------------------------
 
     def transact(
-        self, work: Callable[[SqlTransaction], None], *, durable: bool, lone: bool = False
+        self, work: Callable[[SqlTransaction], None], *, durable: bool, only_item: bool = False
     ) -> bool:
         """Run ``work`` in one transaction and commit it; return whether it has written anything.
 
@@ -212,7 +212,7 @@ class SqliteEngine:
                 before that, SQLite reads the log up to the first frame whose checksum fails, so
                 what is lost is the end of the log (docs/adr/0071). This holds as long as no sync
                 has failed; see :meth:`_prove_log`.
-            lone: ignored, because a transaction takes no round trip.
+            only_item: ignored, because a transaction takes no round trip.
 
         Raises:
             StoreUnavailableError: SQLite or the disk failed; nothing was changed.
@@ -255,7 +255,7 @@ class SqliteEngine:
             self._disconnect()
         return wrote
 
-    def run_alone(self, work: Callable[[apsw.Connection], T]) -> T:
+    def run_outside_transaction(self, work: Callable[[apsw.Connection], T]) -> T:
         """Run ``work`` with the connection, outside of any transaction, for example for ``VACUUM``.
 
         It may run again, as in :meth:`transact`.

@@ -135,7 +135,7 @@ class Deliveries:
     buckets: dict[str, TokenBucket] = attrs.Factory(dict)
     evidence_bytes: int = 0
     # Sequences of the unfinished ordered deliveries of each tenant and subject.
-    _lines: dict[tuple[str | None, str], set[int]] = attrs.Factory(dict)
+    _lanes: dict[tuple[str | None, str], set[int]] = attrs.Factory(dict)
     # Done deliveries in the order of their end: the last ones as rows, the older ones as a key with
     # the time of the end.
     _done: deque[MemoryRow] = attrs.Factory(deque)
@@ -273,27 +273,27 @@ class Deliveries:
         return forgotten
 
     def may_run(self, row: MemoryRow) -> bool:
-        """Return whether ``row`` is the first of its line, and no later row of the line is leased.
+        """Return whether ``row`` is the first of its lane, and no later row of the lane is leased.
 
         A later row may be leased: its lease began before this row was put back. That does not
         matter for a row that has a lease itself, such as one that has expired.
         """
         if not row.ordered or row.subject is None:
             return True
-        line = self._lines[row.tenant_id, row.subject]
-        if min(line) != row.sequence:
+        lane = self._lanes[row.tenant_id, row.subject]
+        if min(lane) != row.sequence:
             return False
         return row.owner is not None or not any(
             self.unfinished[other].queued and self.unfinished[other].owner is not None
-            for other in line
+            for other in lane
         )
 
     def lane_after(self, row: MemoryRow) -> list[MemoryRow]:
         """Return the later unfinished rows of the lane of ``row``, oldest first."""
         if not row.ordered or row.subject is None:
             return []
-        line = self._lines[row.tenant_id, row.subject]
-        return [self.unfinished[number] for number in sorted(line) if number > row.sequence]
+        lane = self._lanes[row.tenant_id, row.subject]
+        return [self.unfinished[number] for number in sorted(lane) if number > row.sequence]
 
     # -- reading ---------------------------------------------------------------------------------
 
@@ -393,7 +393,7 @@ class Deliveries:
         if state in UNFINISHED:
             self.unfinished[row.sequence] = row
             if row.ordered and row.subject is not None:
-                self._lines.setdefault((row.tenant_id, row.subject), set()).add(row.sequence)
+                self._lanes.setdefault((row.tenant_id, row.subject), set()).add(row.sequence)
 
     def _strike(self, row: MemoryRow) -> None:
         state = row.state
@@ -403,10 +403,10 @@ class Deliveries:
         if state in UNFINISHED:
             del self.unfinished[row.sequence]
             if row.ordered and row.subject is not None:
-                line = self._lines[row.tenant_id, row.subject]
-                line.discard(row.sequence)
-                if not line:
-                    del self._lines[row.tenant_id, row.subject]
+                lane = self._lanes[row.tenant_id, row.subject]
+                lane.discard(row.sequence)
+                if not lane:
+                    del self._lanes[row.tenant_id, row.subject]
 
 
 _MAY_BE_SET_ASIDE = (DeliveryState.RETRYING, DeliveryState.DEAD, DeliveryState.PARKED)

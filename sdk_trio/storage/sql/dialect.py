@@ -37,12 +37,12 @@ ROWS_AT_ONCE = (32, 16, 8, 4, 2, 1)
 class Statement(NamedTuple):
     """A translated statement, and the names of its parameters that are lists.
 
-    ``alone``: the text for a transaction of its own, if that one has to count a change.
+    ``counting``: the text for a transaction of its own, if that one has to count a change.
     """
 
     text: str
     lists: tuple[str, ...]
-    alone: str | None = None
+    counting: str | None = None
 
 
 class Insert:
@@ -194,8 +194,8 @@ class Dialect:
             lists = tuple(name for _, name in _LIST.findall(statement))
             text = self._with_times(statement)
             read = self._for_sqlite if self.is_sqlite else self._for_postgresql
-            alone = read(_COUNTED_CALL.sub(_COUNT, text)) if _COUNTED_CALL.search(text) else None
-            translated = Statement(read(_COUNTED_CALL.sub("", text)), lists, alone)
+            counting = read(_COUNTED_CALL.sub(_COUNT, text)) if _COUNTED_CALL.search(text) else None
+            translated = Statement(read(_COUNTED_CALL.sub("", text)), lists, counting)
             self._translated[statement] = translated
         return translated
 
