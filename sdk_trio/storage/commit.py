@@ -232,7 +232,7 @@ class GroupCommit(trio.abc.Instrument):
         self._awaited = False
         self._lingers = False
         self._refusal: str | None = None
-        self._waiting: set[Unit] = set()
+        self._waiting: dict[Unit, None] = {}  # in the order of their arrival
         self._someone_waits = trio.Event()
         self._silent_since: float | None = None
         self._answered_at = 0.0
@@ -395,7 +395,7 @@ class GroupCommit(trio.abc.Instrument):
             if not self._waiting:
                 self._answered_at = unit.asked_at
                 self._someone_waits.set()
-            self._waiting.add(unit)
+            self._waiting[unit] = None
         self._asked[unit] = None
         self._awaited = True
         unit.task = trio.lowlevel.current_task()
@@ -465,7 +465,7 @@ class GroupCommit(trio.abc.Instrument):
         failed = 0
         for unit in units:
             unit.finished = True
-            self._waiting.discard(unit)
+            self._waiting.pop(unit, None)
             if unit.error is not None:
                 failed += isinstance(unit.error, StoreUnavailableError)
                 if unit.posted:
@@ -506,7 +506,7 @@ class GroupCommit(trio.abc.Instrument):
             self._outage.fail(len(late))
         for unit in late:
             unit.refused = True
-            self._waiting.discard(unit)
+            self._waiting.pop(unit, None)
             if unit.task is not None:
                 trio.lowlevel.reschedule(unit.task)
                 unit.task = None
@@ -552,7 +552,8 @@ class GroupCommit(trio.abc.Instrument):
         self._watching.cancel()
         with suppress(KeyError):  # Trio removes an instrument that has raised
             trio.lowlevel.remove_instrument(self)
-        rest = [unit for unit in (*self._batch, *self._queue, *self._asked) if not unit.finished]
+        left = dict.fromkeys((*self._batch, *self._queue, *self._asked, *self._waiting))
+        rest = [unit for unit in left if not unit.finished]
         self._queue.clear()
         self._asked.clear()
         for unit in rest:

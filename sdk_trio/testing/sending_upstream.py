@@ -210,6 +210,8 @@ class SendingUpstream(httpx.AsyncBaseTransport):
         """Attempt an event until it is delivered, given up or skipped; ``once``: redelivery."""
         await trio.lowlevel.checkpoint()
         for attempt in range(1, 2 if once else ATTEMPTS + 1):
+            if event.skipped and not once:
+                return  # the endpoint may be enabled again by now
             if not owner.enabled:
                 event.skipped, event.pending = True, False
                 return
@@ -222,6 +224,8 @@ class SendingUpstream(httpx.AsyncBaseTransport):
                 return
             if attempt < ATTEMPTS and not once:
                 await trio.sleep(wait_after(attempt, self._dice) * self._pace)
+        if event.skipped and not once:
+            return
         event.pending = False
         owner.failed_in_a_row += 1
         if owner.failed_in_a_row >= FAILED_EVENTS:

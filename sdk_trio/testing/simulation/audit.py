@@ -320,7 +320,13 @@ class Auditor:
         last: HandlerRun | None = None
         for record in lane:
             runs = self.runs.get(record.key, [])
-            if runs and last is not None and runs[0].place < last.place:
+            if (
+                runs
+                and last is not None
+                and runs[0].place < last.place
+                # Otherwise it was in no lane yet: the store had it parked, or not at all.
+                and self.acknowledged.get(last.key, math.inf) <= runs[0].begun
+            ):
                 self.find(
                     "order",
                     f"{record.key} ran at {runs[0].begun:.3f}, before {last.key} of the same "
