@@ -2,7 +2,8 @@
 
 import inspect
 import multiprocessing
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import closing
 
 import attrs
 import msgspec
@@ -106,11 +107,16 @@ def simulate(
         if jobs == 1
         else _shared(numbers, run_seed, progress, jobs)
     )
-    for result in found:
-        if result.violations:
-            whole = run(result.plan)
-            _require_clean(shrink(whole, run), whole)
-        results.append(result)
+    # Closed before another simulation runs in this process: the threads and finalizers of a pool
+    # would meet its clock and its process id.
+    with closing(found):
+        for result in found:
+            results.append(result)
+            if result.violations:
+                break
+    if results and results[-1].violations:
+        whole = run(results[-1].plan)
+        _require_clean(shrink(whole, run), whole)
     return _summed(results)
 
 
@@ -118,7 +124,7 @@ def _in_turn(
     seeds: Iterable[int],
     run_seed: Callable[[int], Result],
     progress: Callable[[int], object] | None,
-) -> Iterator[Result]:
+) -> Generator[Result]:
     for seed in seeds:
         if progress is not None:
             progress(seed)
@@ -130,15 +136,19 @@ def _shared(
     run_seed: Callable[[int], Result],
     progress: Callable[[int], object] | None,
     jobs: int,
-) -> Iterator[Result]:
+) -> Generator[Result]:
     """Yield the results of seeds that several processes run, in the order of the seeds."""
     # Forks have the handlers, which could not be pickled.
     context = multiprocessing.get_context("fork")
-    with context.Pool(jobs, initializer=_adopt, initargs=(run_seed,)) as pool:
+    pool = context.Pool(jobs, initializer=_adopt, initargs=(run_seed,))
+    try:
         for result in pool.imap(_run_adopted, seeds):
             if progress is not None:
                 progress(result.plan.seed)
             yield result
+    finally:
+        pool.terminate()
+        pool.join()
 
 
 def _adopt(run_seed: Callable[[int], Result]) -> None:
