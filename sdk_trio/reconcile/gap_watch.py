@@ -13,7 +13,7 @@ import trio
 from ..base.clock import wall
 from ..base.logs import get_logger
 from ..config import Settings
-from ..errors import SdkError
+from ..errors import SdkError, StoreUnavailableError
 from ..records.tenants import Tenant
 from ..storage.ports import Inbox
 from ..tenants.service import TenantService
@@ -33,6 +33,10 @@ _log = get_logger("runtime")
 #: Time between two checks of the endpoints, in seconds. A catch-up has to begin within three
 #: minutes after the endpoint was enabled.
 WATCH_SECONDS = 60.0
+
+#: The catch-up begins without the upstream's deliveries after so many checks in which they could
+#: not be requested: what changed must not wait for that list longer.
+DELIVERY_TRIES = 2
 
 #: Progress is logged after so many pages.
 LOG_EVERY_PAGES = 10
@@ -135,6 +139,7 @@ class GapWatch:
         self._states: dict[str | None, AccountState] = {}
         self._catching_up: set[str | None] = set()
         self._limit = trio.CapacityLimiter(ACCOUNTS_AT_ONCE)
+        self._delivery_failures = 0
 
     async def run(self, *, watch_seconds: float = WATCH_SECONDS) -> None:
         """Check all accounts now and every ``watch_seconds``, until cancelled.
@@ -254,7 +259,8 @@ class GapWatch:
         """Continue the stored catch-up of an account to its end; None: there is none.
 
         Raises:
-            CallError, StoreUnavailableError: as :meth:`CatchUp.run`; the progress is stored.
+            IncompleteCatchUpError, CallError, StoreUnavailableError: as :meth:`CatchUp.run`; the
+                progress is stored.
         """
         state = await self._load(tenant)
         run = state.run
@@ -265,11 +271,10 @@ class GapWatch:
             **_fields(tenant),
             since=run.since,
             until=run.until,
-            list=run.kind,
-            page=run.page,
+            lists=None if run.lists is None else [each.name for each in run.lists],
         )
-        if tenant is None:
-            await self._deliveries_first()
+        if tenant is None and run.lists is None:
+            await self._request_deliveries()
         catch_up = CatchUp(
             self._inbox,
             self._settings,
@@ -291,6 +296,19 @@ class GapWatch:
         _log.info("reconciliation.caught_up", **_fields(tenant), **_counts(finished))
         return finished
 
+    async def _request_deliveries(self) -> None:
+        """Request the deliveries that the upstream lists; leave them out after several failures."""
+        try:
+            await self._deliveries_first()
+        except StoreUnavailableError:
+            raise
+        except SdkError as error:
+            self._delivery_failures += 1
+            if self._delivery_failures < DELIVERY_TRIES:
+                raise
+            _log.warning("reconciliation.deliveries_not_requested", error=str(error))
+        self._delivery_failures = 0
+
     async def _save_progress(
         self, tenant: Tenant | None, began: CatchUpRun, progress: CatchUpRun | None
     ) -> None:
@@ -300,7 +318,8 @@ class GapWatch:
         if state.run is None or (state.run.since, state.run.until) != (began.since, began.until):
             # A new gap was found meanwhile: its run begins after this one.
             return
-        if progress is not None and progress.page % LOG_EVERY_PAGES == 0:
+        current = None if progress is None else progress.current
+        if progress is not None and current is not None and current.page % LOG_EVERY_PAGES == 0:
             _log.info("reconciliation.catching_up", **_fields(tenant), **_counts(progress))
         await self._save(tenant, attrs.evolve(state, run=progress))
 
@@ -337,8 +356,8 @@ def _fields(tenant: Tenant | None) -> dict[str, str]:
 
 def _counts(run: CatchUpRun) -> dict[str, Any]:
     return {
-        "list": run.kind,
-        "page": run.page,
+        "list": None if run.current is None else run.current.name,
+        "page": None if run.current is None else run.current.page,
         "listed": run.listed,
         "changed": run.changed,
         "put": run.put,

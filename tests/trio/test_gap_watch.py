@@ -125,6 +125,63 @@ async def test_a_list_that_the_upstream_refuses_does_not_hold_up_the_others(
     assert (event.type, event.subject) == ("order.updated", "ord_1")
 
 
+async def test_a_list_that_keeps_failing_does_not_hold_up_the_others_and_is_read_later(
+    watched, autojump_clock, monkeypatch, caplog
+):
+    upstream, inbox, _ = watched
+    upstream.organization.subscribed = ("product.updated", "order.updated")
+    answer, failing = upstream.answer, True
+
+    def fail(method, target, token, body):
+        given = answer(method, target, token, body)
+        return (503, {"error": "Sad"}) if failing and "/products/" in target else given
+
+    monkeypatch.setattr(upstream, "answer", fail)
+    await trio.sleep(600)
+    upstream.organization.enabled = False
+    await trio.sleep(HOUR)
+    upstream.change("products", order("prod_1", created=now() - HOUR, modified=now()))
+    upstream.change("orders", order("ord_1", created=now() - HOUR, modified=now()))
+    await trio.sleep(60)
+    upstream.enable()
+    await trio.sleep(HOUR)
+    assert [event.subject for event in await inbox.find()] == ["ord_1"]
+    assert "these lists could not be read to their end: products" in caplog.text
+    failing = False
+    await trio.sleep(180)
+    assert {event.subject for event in await inbox.find()} == {"ord_1", "prod_1"}
+    assert upstream.calls.count(("GET", "/orders/")) == 1  # only the rest was read again
+
+
+@pytest.mark.parametrize("cycle", [1, 3])
+async def test_a_list_without_an_end_ends_with_an_error_and_the_others_are_read(
+    watched, autojump_clock, monkeypatch, caplog, cycle
+):
+    upstream, inbox, _ = watched
+    upstream.organization.subscribed = ("product.updated", "order.updated")
+    answer, pages = upstream.answer, []
+
+    def repeat(method, target, token, body):
+        given = answer(method, target, token, body)
+        if "/products/" not in target:
+            return given
+        pages.append(target)
+        record = order(f"prod_{len(pages) % cycle}", created=now() - HOUR, modified=BEGIN)
+        return 200, {"items": [record], "pagination": {"max_page": 10**9}}
+
+    monkeypatch.setattr(upstream, "answer", repeat)
+    await trio.sleep(600)
+    upstream.organization.enabled = False
+    await trio.sleep(HOUR)
+    upstream.change("orders", order("ord_1", created=now() - HOUR, modified=now()))
+    await trio.sleep(60)
+    upstream.enable()
+    await trio.sleep(120)
+    assert "ord_1" in {event.subject for event in await inbox.find()}
+    assert "repeats an earlier page" in caplog.text
+    assert len(pages) < 10 * cycle
+
+
 async def test_a_watch_without_a_gap_lists_nothing(watched, autojump_clock):
     upstream, _, _ = watched
     await trio.sleep(24 * HOUR)
