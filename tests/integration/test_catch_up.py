@@ -2,15 +2,17 @@
 
 import pytest
 import trio
+from support.deliveries import SECRET
 from support.outage import at, disable, order, shop, subscription
 from support.postgres import running_server
 from support.waiting import until
+from support.wire import Wire
 
 from sdk_trio.reconcile.catch_up import CatchUp
 from sdk_trio.reconcile.gap import CatchUpRun
 from sdk_trio.records.synthetic import synthetic_id
 from sdk_trio.records.tenants import EnvironmentVariable, TenantCredentials
-from sdk_trio.testing import SendingUpstream
+from sdk_trio.testing import SendingUpstream, sign_delivery
 
 HOUR = 3600.0
 DAY = 24 * HOUR
@@ -222,6 +224,23 @@ async def test_a_catch_up_that_was_killed_continues_at_its_page():
             assert (finished.listed, finished.put) == (450, 450)
             names = [name for name, _ in place.states("order.updated")]
             assert names == [f"ord_{number:03}" for number in range(450)]
+
+
+async def test_a_delivery_with_the_id_of_a_synthetic_event_does_not_take_its_place():
+    async with shop() as place, place.running():
+        upstream, now = place.upstream, place.clock()
+        state = order("ord_1", created=now - HOUR, modified=now)
+        taken = synthetic_id("order.updated", "ord_1", at(now))
+        other = order("ord_other", created=now)
+        signed = sign_delivery("order.updated", other, secret=SECRET, webhook_id=taken)
+        with await Wire.connect(upstream.organization.target) as wire:
+            assert (await wire.post(signed)).status == 200
+            assert (await wire.post(signed)).status == 200  # a duplicate
+        upstream.change("orders", state)
+        await put(place, since=now - 60, types="order.updated")
+        await place.idle()
+        made = [(subject, synthetic, key) for _, subject, _, synthetic, key in place.got]
+        assert sorted(made) == [("ord_1", True, taken), ("ord_other", False, f"delivered_{taken}")]
 
 
 async def test_a_record_that_disappears_hides_no_other_one():

@@ -4,9 +4,9 @@ import pytest
 
 from sdk_trio.reconcile.gap import (
     LEAST_RETRIES_SECONDS,
+    MOST_RESTARTS,
     OVERLAP_SECONDS,
     AccountState,
-    MOST_RESTARTS,
     CatchUpRun,
     ListProgress,
     found_disabled,
