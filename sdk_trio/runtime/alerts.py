@@ -84,6 +84,11 @@ class WatchedRuntime(Protocol):
         """Return whether this host runs what only one of the hosts may run."""
         ...
 
+    @property
+    def term(self) -> int | None:
+        """Return the number of the term in which this host leads; None: no host is elected."""
+        ...
+
     def samples(self) -> Sequence[Sample]:
         """Return the metrics of every part."""
         ...
@@ -201,6 +206,7 @@ class Alerts:
             make_alert_senders(runtime.settings.alerts, clock=clock),
             runtime.settings.alerts,
             in_charge=lambda: runtime.leads,
+            term=lambda: runtime.term,
             clock=clock,
         )
 
@@ -261,6 +267,11 @@ class Alerts:
         self._since[name] = since
         return since
 
+    def _not_ahead(self, name: str, at: float, now: float) -> float:
+        """Return ``at``, or since when it has been ahead of the clock, which was set back."""
+        since = self._note(name, at > now, now)
+        return at if since is None else since
+
     async def _read_store(self, observer: StoreObserver, now: float) -> dict[str, Any]:
         """Return the facts that the store has; none if it does not answer."""
         figures, options = observer.figures, self._runtime.settings.alerts
@@ -270,7 +281,9 @@ class Alerts:
             if figures is None:
                 return {}
             oldest = figures.oldest_at
-            found["oldest_waiting_at"] = inf if oldest is None else oldest
+            found["oldest_waiting_at"] = (
+                inf if oldest is None else self._not_ahead("oldest", oldest, now)
+            )
             try:
                 store = self._runtime.receiver.whole_store
                 since = now - options.repeat_hours * 3600.0
@@ -281,7 +294,9 @@ class Alerts:
                 )
                 if options.silence_minutes is not None:
                     newest = await store.inbox.find(limit=1)
-                    found["last_delivery_at"] = newest[0].received_at if newest else None
+                    found["last_delivery_at"] = (
+                        self._not_ahead("newest", newest[0].received_at, now) if newest else None
+                    )
             except (StoreUnavailableError, NotRunningError):
                 return {}
         return {} if scope.cancelled_caught else found

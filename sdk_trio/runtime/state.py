@@ -243,6 +243,11 @@ class RuntimeState:
         return not elects or (self.leadership is not None and self.leadership.term is not None)
 
     @property
+    def term(self) -> int | None:
+        """The term in which this host leads; None: it does not, or no host is elected."""
+        return None if self.leadership is None else self.leadership.term
+
+    @property
     def replication_samples(self) -> tuple[Sample, ...]:
         """The metrics of replication and its verification; none without replication."""
         if self.replication is None:

@@ -753,16 +753,28 @@ class NotificationStore(Protocol):
 class AlertStore(Protocol):
     """Alerts and the messages about them; one row for each condition."""
 
-    async def load(self) -> "AlertBook":
-        """Return every alert, and its messages, the oldest first."""
+    async def load(self, *, waiting_only: bool = False) -> "AlertBook":
+        """Return every alert, and its messages, the oldest first.
+
+        With ``waiting_only`` it returns only those messages that are still to be sent.
+        """
         ...
 
     async def save(
-        self, alerts: "Sequence[Alert]", messages: "Sequence[AlertMessage]", *, now: float
+        self,
+        alerts: "Sequence[Alert]",
+        messages: "Sequence[AlertMessage]",
+        *,
+        now: float,
+        term: int | None = None,
     ) -> None:
         """Write these rows in one transaction, in place of those with their names and ids.
 
-        Messages that were finished long before ``now`` (Unix seconds) are removed.
+        Messages that were finished long before ``now`` (Unix seconds) are removed. If ``term`` is
+        given, the rows are written only while this host leads in that term.
+
+        Raises:
+            TermEndedError: another host may lead, and have changed the rows.
         """
         ...
 

@@ -104,6 +104,18 @@ async def test_silence():
         await world.told("silence opened", "silence closed")
 
 
+async def test_silence_after_the_clock_was_set_back():
+    async with alerted(registry(works), Alerts__SilenceMinutes=30) as world:
+        world.clock.ahead += DAY
+        assert await deliver(world) == 200
+        await world.runtime.alerts.watch.check()
+        world.clock.ahead -= DAY
+        await world.runtime.alerts.watch.check()
+        assert world.messages == []
+        world.clock.ahead += 1860
+        await world.told("silence opened")
+
+
 async def works(event):
     """Handle an event without any effect."""
 
