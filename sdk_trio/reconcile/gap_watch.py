@@ -139,7 +139,19 @@ class GapWatch:
         self._states: dict[str | None, AccountState] = {}
         self._catching_up: set[str | None] = set()
         self._limit = trio.CapacityLimiter(ACCOUNTS_AT_ONCE)
+        # The accounts of the last round.
+        self._accounts: list[str | None] = [None]
+        #: Whether the upstream answered the host's last check; None: there was none.
+        self.answers: bool | None = None
         self._delivery_failures = 0
+
+    @property
+    def disabled(self) -> int | None:
+        """The number of accounts whose endpoints were found disabled; None: not known yet."""
+        if None not in self._states:
+            return None
+        states = (self._states.get(account) for account in self._accounts)
+        return sum(state is not None and state.disabled_since is not None for state in states)
 
     async def run(self, *, watch_seconds: float = WATCH_SECONDS) -> None:
         """Check all accounts now and every ``watch_seconds``, until cancelled.
@@ -153,6 +165,8 @@ class GapWatch:
                 except SdkError as error:
                     _log.warning("reconciliation.watch_failed", error=str(error))
                     accounts = []
+                else:
+                    self._accounts = [_key(tenant) for tenant in accounts]
                 for tenant in accounts:
                     await self._watch(tenant, nursery)
                 await trio.sleep(watch_seconds)
@@ -185,7 +199,13 @@ class GapWatch:
         """
         await self._load(tenant)
         async with self._open_upstream(tenant) as upstream:
-            chosen = endpoints_of(self._settings, tenant, await upstream.endpoints())
+            try:
+                listed = await upstream.endpoints()
+            except SdkError:
+                self._note_answer(tenant, answers=False)
+                raise
+            self._note_answer(tenant, answers=True)
+            chosen = endpoints_of(self._settings, tenant, listed)
             # Read only now: a catch-up may have stored its progress meanwhile.
             state, now = self._states[_key(tenant)], self._clock()
             disabled = [endpoint for endpoint in chosen if not endpoint.enabled]
@@ -203,9 +223,16 @@ class GapWatch:
                 return ()
         lookback = self._options.max_lookback_hours * 3600.0
         state = found_enabled(state, now, lookback_seconds=lookback)
+        if not self._options.by_state:
+            state = attrs.evolve(state, run=None)
         # While a catch-up runs it owns the progress; a new gap makes it begin again.
         await self._save(tenant, state)
         return chosen
+
+    def _note_answer(self, tenant: Tenant | None, *, answers: bool) -> None:
+        # A tenant's token may be revoked, which says nothing about the upstream.
+        if tenant is None:
+            self.answers = answers
 
     async def _reenable(
         self, tenant: Tenant | None, upstream: AccountUpstream, disabled: Sequence[ReadEndpoint]

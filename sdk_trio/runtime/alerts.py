@@ -6,9 +6,9 @@ and, with ``SilenceMinutes``, the time of the last delivery.
 
 import os
 import platform
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import trio
 
@@ -20,16 +20,16 @@ from ..base.clock import wall
 from ..base.telemetry import Sample
 from ..config import Settings
 from ..config.options.alerts import AlertsOptions
-from ..config.options.webhooks import WebhooksOptions
-from ..errors import NotRunningError, SdkError, StoreUnavailableError
+from ..errors import NotRunningError, StoreUnavailableError
 from ..net.poster import HttpPoster
 from ..notifications.send import ReadVariable
-from ..reconcile.plan import choose_endpoints
-from ..reconcile.reconciler import Upstream
 from ..records.deliveries import DeliveryState
 from ..storage.ports import Inbox, Store
 from .console import Overseen
 from .notifications import sign_notification
+
+if TYPE_CHECKING:
+    from ..reconcile.gap_watch import GapWatch
 
 #: States of the circuit breaker in which calls of the upstream fail at once.
 _REFUSING = ("open", "isolated")
@@ -55,9 +55,13 @@ class Receiver(Protocol):
 
 
 class WatchedRuntime(Protocol):
-    """The part of the runtime that the facts come from."""
+    """The part of the runtime that the facts come from.
+
+    ``gap_watch`` reads the endpoints; None: reconciliation is off, or another host has it.
+    """
 
     settings: Settings
+    gap_watch: "GapWatch | None"
 
     @property
     def receiver(self) -> Receiver:
@@ -98,67 +102,6 @@ class WatchedRuntime(Protocol):
         ...
 
 
-class UpstreamWatch:
-    """The last answer to a question for the webhook endpoints.
-
-    Args:
-        options: ``Sdk:Webhooks``, which say which endpoints are this receiver's.
-    """
-
-    def __init__(self, options: WebhooksOptions) -> None:
-        self._options = options
-        #: The number of disabled endpoints of this receiver; None: not known.
-        self.disabled: int | None = None
-        #: Whether the last question was answered; None: none was asked.
-        self.answers: bool | None = None
-
-    def watched(self, upstream: Upstream) -> Upstream:
-        """Return ``upstream``, whose answers this watch notes."""
-        return _WatchedUpstream(upstream, self)
-
-    def note(self, listed: Sequence[Any] | None) -> None:
-        """Note the endpoints that the upstream listed; None: the call failed."""
-        self.answers = listed is not None
-        if listed is None:
-            return
-        try:
-            chosen = choose_endpoints(
-                listed,
-                configured=self._options.reconciliation.endpoint_ids,
-                path=self._options.path,
-            )
-        except SdkError:  # none of them is this receiver's: the reconciler reports it
-            self.disabled = None
-        else:
-            self.disabled = sum(not endpoint.enabled for endpoint in chosen)
-
-
-class _WatchedUpstream:
-    def __init__(self, upstream: Upstream, watch: UpstreamWatch) -> None:
-        self._upstream = upstream
-        self._watch = watch
-
-    async def endpoints(self) -> list[Any]:
-        try:
-            listed = await self._upstream.endpoints()
-        except SdkError:
-            self._watch.note(None)
-            raise
-        self._watch.note(listed)
-        return listed
-
-    async def read(
-        self,
-        endpoint_ids: Sequence[str],
-        query: Mapping[str, str],
-        visit: Callable[[list[Any]], Awaitable[None]],
-    ) -> None:
-        await self._upstream.read(endpoint_ids, query, visit)
-
-    async def redeliver(self, webhook_id: str) -> bool:
-        return await self._upstream.redeliver(webhook_id)
-
-
 def make_alert_senders(
     options: AlertsOptions,
     *,
@@ -197,8 +140,6 @@ class Alerts:
         self._own = StoreObserver(self._stores, clock=clock)
         # When the store and the replication began to fail, by the names of their facts.
         self._since: dict[str, float] = {}
-        #: Notes what reconciliation learns about the upstream.
-        self.upstream: UpstreamWatch = UpstreamWatch(runtime.settings.webhooks)
         #: Checks the conditions and sends the messages.
         self.watch: AlertWatch = AlertWatch(
             lambda: runtime.receiver.whole_store.alerts,
@@ -304,11 +245,12 @@ class Alerts:
     def _disabled_endpoints(self) -> int | None:
         if not self._runtime.settings.webhooks.reconciliation.enabled:
             return 0
-        return self.upstream.disabled
+        watch = self._runtime.gap_watch
+        return None if watch is None else watch.disabled
 
     def _sender_answers(self) -> bool | None:
-        circuit = self._runtime.circuit
-        if circuit in _REFUSING or self.upstream.answers is False:
+        circuit, watch = self._runtime.circuit, self._runtime.gap_watch
+        if circuit in _REFUSING or (watch is not None and watch.answers is False):
             return False
         return None if circuit == "probing" else True
 

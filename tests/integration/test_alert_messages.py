@@ -44,6 +44,7 @@ MESSAGE = AlertMessage(
     closed_at=None,
     created_at=1_800_000_000.0,
 )
+AT_ONCE = RetrySchedule(base_seconds=0.0, cap_seconds=0.0, max_attempts=3)
 CHAT_URL = "SDK_ALERTS_CHAT_URL"
 
 
@@ -164,7 +165,7 @@ class Bench:
     leads: bool = True
     sent: list = attrs.Factory(list)
     term: int | None = None
-    schedule: RetrySchedule = RetrySchedule(base_seconds=0.0, cap_seconds=0.0, max_attempts=3)
+    schedule: RetrySchedule = AT_ONCE
 
     async def observe(self):
         await trio.lowlevel.checkpoint()

@@ -47,14 +47,14 @@ async def watched():
         watch = GapWatch(inbox, settings, open_upstream, clock=now, is_ready=lambda: bool(ready))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(watch.run)
-            yield upstream, inbox, ready
+            yield upstream, inbox, ready, watch
             nursery.cancel_scope.cancel()
 
 
 async def test_a_catch_up_begins_within_three_minutes_after_the_endpoint_is_enabled(
     watched, autojump_clock
 ):
-    upstream, inbox, _ = watched
+    upstream, inbox, *_ = watched
     await trio.sleep(600)
     upstream.organization.enabled = False
     await trio.sleep(3 * HOUR)
@@ -73,7 +73,7 @@ async def test_a_catch_up_begins_within_three_minutes_after_the_endpoint_is_enab
 async def test_a_receiver_enables_its_endpoint_as_soon_as_it_is_ready_and_once_an_hour(
     watched, autojump_clock
 ):
-    upstream, _, ready = watched
+    upstream, _, ready, _ = watched
     owner = upstream.organization
     await trio.sleep(600)
     owner.enabled = False
@@ -91,7 +91,7 @@ async def test_a_receiver_enables_its_endpoint_as_soon_as_it_is_ready_and_once_a
 
 
 async def test_an_endpoint_that_may_be_another_programs_is_not_enabled(watched, autojump_clock):
-    upstream, _, ready = watched
+    upstream, _, ready, _ = watched
     upstream.organization.target = "https://other.example/shop"
     ready.append(True)
     await trio.sleep(600)
@@ -104,7 +104,7 @@ async def test_an_endpoint_that_may_be_another_programs_is_not_enabled(watched, 
 async def test_a_list_that_the_upstream_refuses_does_not_hold_up_the_others(
     watched, autojump_clock, monkeypatch
 ):
-    upstream, inbox, _ = watched
+    upstream, inbox, *_ = watched
     upstream.organization.subscribed = ("product.updated", "order.updated")
     answer = upstream.answer
 
@@ -128,7 +128,7 @@ async def test_a_list_that_the_upstream_refuses_does_not_hold_up_the_others(
 async def test_a_list_that_keeps_failing_does_not_hold_up_the_others_and_is_read_later(
     watched, autojump_clock, monkeypatch, caplog
 ):
-    upstream, inbox, _ = watched
+    upstream, inbox, *_ = watched
     upstream.organization.subscribed = ("product.updated", "order.updated")
     answer, failing = upstream.answer, True
 
@@ -157,7 +157,7 @@ async def test_a_list_that_keeps_failing_does_not_hold_up_the_others_and_is_read
 async def test_a_list_without_an_end_ends_with_an_error_and_the_others_are_read(
     watched, autojump_clock, monkeypatch, caplog, cycle
 ):
-    upstream, inbox, _ = watched
+    upstream, inbox, *_ = watched
     upstream.organization.subscribed = ("product.updated", "order.updated")
     answer, pages = upstream.answer, []
 
@@ -183,6 +183,18 @@ async def test_a_list_without_an_end_ends_with_an_error_and_the_others_are_read(
 
 
 async def test_a_watch_without_a_gap_lists_nothing(watched, autojump_clock):
-    upstream, _, _ = watched
+    upstream, *_ = watched
     await trio.sleep(24 * HOUR)
     assert {path for _, path in upstream.calls} == {"/webhooks/endpoints"}
+
+
+async def test_the_watch_knows_how_many_accounts_have_a_disabled_endpoint(watched, autojump_clock):
+    upstream, _, _, watch = watched
+    await trio.sleep(10)
+    assert (watch.disabled, watch.answers) == (0, True)
+    upstream.organization.enabled = False
+    await trio.sleep(60)
+    assert watch.disabled == 1
+    upstream.enable()
+    await trio.sleep(60)
+    assert watch.disabled == 0
