@@ -13,7 +13,7 @@ import trio
 from ..base.clock import wall
 from ..base.logs import get_logger
 from ..config import Settings
-from ..errors import SdkError, StoreUnavailableError
+from ..errors import SdkError, StoreUnavailableError, UnknownTenantError
 from ..records.tenants import Tenant
 from ..storage.ports import Inbox
 from ..tenants.service import TenantService
@@ -137,7 +137,7 @@ class GapWatch:
         self._settle_seconds = settle_seconds
         # The states of accounts that were read from the store, by the tenant's id.
         self._states: dict[str | None, AccountState] = {}
-        self._catching_up: set[str | None] = set()
+        self._catching_up: dict[str | None, trio.CancelScope] = {}
         self._limit = trio.CapacityLimiter(ACCOUNTS_AT_ONCE)
         # The accounts of the last round.
         self._accounts: list[str | None] = [None]
@@ -160,16 +160,20 @@ class GapWatch:
         """
         async with trio.open_nursery() as nursery:
             while True:
-                try:
-                    accounts = await list_accounts(self._tenants)
-                except SdkError as error:
-                    _log.warning("reconciliation.watch_failed", error=str(error))
-                    accounts = []
-                else:
-                    self._accounts = [_key(tenant) for tenant in accounts]
-                for tenant in accounts:
-                    await self._watch(tenant, nursery)
+                await self.check_all(nursery)
                 await trio.sleep(watch_seconds)
+
+    async def check_all(self, nursery: trio.Nursery) -> None:
+        """Check all accounts once; catch-ups begin, and go on, in ``nursery``."""
+        try:
+            accounts = await list_accounts(self._tenants)
+            self._accounts = [_key(tenant) for tenant in accounts]
+            await self._leave_others()
+        except SdkError as error:
+            _log.warning("reconciliation.watch_failed", error=str(error))
+            return
+        for tenant in accounts:
+            await self._watch(tenant, nursery)
 
     async def _watch(self, tenant: Tenant | None, nursery: trio.Nursery) -> None:
         """Check one account, and start its catch-up if it has one to do."""
@@ -183,8 +187,23 @@ class GapWatch:
         if not endpoints or not self._options.by_state or key in self._catching_up:
             return
         if self._states[key].run is not None:
-            self._catching_up.add(key)
+            self._catching_up[key] = trio.CancelScope()
             nursery.start_soon(self._keep_catching_up, tenant, endpoints)
+
+    async def _leave_others(self) -> None:
+        """End the catch-ups of tenants that are no accounts any more; forget purged tenants."""
+        await trio.lowlevel.checkpoint()
+        for key in self._states.keys() - {*self._accounts}:
+            if key in self._catching_up:
+                self._catching_up[key].cancel()
+                continue  # it may be writing its progress
+            if key is not None and self._tenants is not None:
+                try:
+                    await self._tenants.get(key)
+                except UnknownTenantError:
+                    # Its progress may have been written after its purge.
+                    await self._inbox.write_checkpoint(state_name(key), None, term=self._term)
+            del self._states[key]
 
     async def check(self, tenant: Tenant | None) -> tuple[ReadEndpoint, ...]:
         """Read the endpoints of an account and note a gap; return the enabled ones.
@@ -272,13 +291,14 @@ class GapWatch:
     ) -> None:
         await trio.lowlevel.checkpoint()
         try:
-            async with self._limit:
-                await self.catch_up(tenant, endpoints)
+            with self._catching_up[_key(tenant)]:
+                async with self._limit:
+                    await self.catch_up(tenant, endpoints)
         except SdkError as error:
             # The next check continues where it stopped.
             _log.warning("reconciliation.catch_up_failed", **_fields(tenant), error=str(error))
         finally:
-            self._catching_up.discard(_key(tenant))
+            del self._catching_up[_key(tenant)]
 
     async def catch_up(
         self, tenant: Tenant | None, endpoints: tuple[ReadEndpoint, ...]

@@ -436,6 +436,7 @@ class SqlInbox(SqlPart, ABC):
         erase_evidence = partial(deliveries.erase_evidence, tenant_id=tenant_id, limit=PURGE_CHUNK)
         while await self._commits.submit(erase_evidence):
             pass
+        await self._commits.submit(partial(deliveries.erase_checkpoints, tenant_id=tenant_id))
         return erased
 
     def _erase(self, tx: SqlTransaction, sequences: Sequence[int], tenant_id: str) -> int:

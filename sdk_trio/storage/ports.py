@@ -466,9 +466,9 @@ class Inbox(Protocol):
     async def erase(self, tenant_id: str) -> int:
         """Remove all deliveries of a tenant with bodies and attempts, whatever their state.
 
-        The tenant's bodies that came under the keys of other deliveries are removed, too. It uses
-        many short transactions; a cancelled call stops between two of them. Returns how many
-        deliveries were removed.
+        The tenant's bodies that came under the keys of other deliveries are removed, too, and the
+        checkpoints whose names end in a dot and the tenant's id. It uses many short transactions; a
+        cancelled call stops between two of them. Returns how many deliveries were removed.
         """
         ...
 

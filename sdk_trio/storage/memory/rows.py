@@ -235,7 +235,9 @@ class Deliveries:
         self.changes += 1
 
     def erase(self, tenant_id: str) -> int:
-        """Forget all deliveries of a tenant; return their number."""
+        """Forget all deliveries and checkpoints of a tenant; return the number of deliveries."""
+        for name in [name for name in self.checkpoints if name.endswith(f".{tenant_id}")]:
+            del self.checkpoints[name]
         rows = [row for row in self.by_sequence.values() if row.tenant_id == tenant_id]
         for row in rows:
             if row.state is not DeliveryState.DONE:

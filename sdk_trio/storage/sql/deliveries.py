@@ -919,6 +919,11 @@ INSERT INTO checkpoint (name, value) VALUES (:name, :value) ON CONFLICT (name) D
 
 _FORGET_CHECKPOINT = "DELETE FROM checkpoint WHERE name = :name"
 
+# Not LIKE: an id may have characters that it gives a meaning to.
+_ERASE_CHECKPOINTS = """
+DELETE FROM checkpoint WHERE substr(name, length(name) - length(:tenant_id)) = '.' || :tenant_id
+"""
+
 
 def write_checkpoint(
     tx: SqlTransaction, name: str, value: str | None, *, once: bool = False
@@ -928,3 +933,8 @@ def write_checkpoint(
         tx.run(_FORGET_CHECKPOINT, name=name)
     else:
         tx.run(_KEEP_FIRST_CHECKPOINT if once else _KEEP_CHECKPOINT, name=name, value=value)
+
+
+def erase_checkpoints(tx: SqlTransaction, tenant_id: str) -> None:
+    """Delete the tenant's checkpoints, whose names end in a dot and its id."""
+    tx.run(_ERASE_CHECKPOINTS, tenant_id=tenant_id)
