@@ -9,6 +9,7 @@ from support.outage import order
 
 from sdk_trio.client.client import UpstreamDeliveries
 from sdk_trio.config import Settings
+from sdk_trio.errors import SdkError
 from sdk_trio.reconcile.gap_watch import GapWatch
 from sdk_trio.storage.memory.inbox import MemoryInbox
 from sdk_trio.testing import SendingUpstream
@@ -198,3 +199,24 @@ async def test_the_watch_knows_how_many_accounts_have_a_disabled_endpoint(watche
     upstream.enable()
     await trio.sleep(60)
     assert watch.disabled == 0
+
+
+async def test_deliveries_that_cannot_be_requested_hold_up_the_state_for_one_check_only(
+    watched, autojump_clock, caplog
+):
+    upstream, inbox, _, watch = watched
+
+    async def fail():
+        await trio.sleep(1)
+        raise SdkError("the deliveries cannot be listed")
+
+    watch._deliveries_first = fail
+    await trio.sleep(600)
+    upstream.organization.enabled = False
+    await trio.sleep(HOUR)
+    upstream.change("orders", order("ord_1", created=now() - HOUR, modified=now()))
+    await trio.sleep(60)
+    upstream.enable()
+    await trio.sleep(180)
+    assert [event.subject for event in await inbox.find()] == ["ord_1"]
+    assert "reconciliation.deliveries_not_requested" in caplog.text
