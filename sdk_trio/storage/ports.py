@@ -245,13 +245,13 @@ class Inbox(Protocol):
 
     async def take_suspects(
         self, *, limit: int, now: float, limits: ClaimLimits | None = None
-    ) -> Sequence[DeliveryRecord]:
+    ) -> Due:
         """Lease up to ``limit`` queued, ``received`` deliveries with ``process_ends``, by age.
 
         They are the deliveries of :meth:`take_due` that ran when a process ended, and those that
         :meth:`take_over` has left to this owner. An owner calls this when it starts: deliveries
         that it has leased already are included. ``limits`` are
-        obeyed as by :meth:`take_due`.
+        obeyed as by :meth:`take_due`. The result has no next time, and no more to ask for.
         """
         ...
 

@@ -110,6 +110,36 @@ def superseded_by(held: Sequence[Held], key: str, event_type: str, changed_at: f
     return None
 
 
+async def find_newer_handled(inbox: Inbox, delivery: NewDelivery) -> str | None:
+    """Return the key of a handled event with a later state of the same subject, type and signer.
+
+    It lets a handler that coalesces skip an older state that arrives late.
+
+    Raises:
+        StoreUnavailableError: from the inbox.
+    """
+    changed_at = stored_state(delivery.raw).changed_at
+    if delivery.subject is None or changed_at is None:
+        await trio.lowlevel.checkpoint()
+        return None
+    found = await inbox.find(
+        subject=delivery.subject,
+        type=delivery.type,
+        tenant_id=delivery.tenant_id,
+        state=DeliveryState.DONE,
+        # An event that arrived earlier cannot carry a later state.
+        since=changed_at - SKEW_SECONDS,
+        limit=_PAGE,
+    )
+    for record in found:
+        if record.signer == delivery.signer and record.key != delivery.key:
+            full = await inbox.get(record.key)
+            at = stored_state(None if full is None else full.raw).changed_at
+            if at is not None and at > changed_at:
+                return record.key
+    return None
+
+
 async def find_superseding(inbox: Inbox, delivery: NewDelivery) -> str | None:
     """Return the id of the event that supersedes a waiting synthetic one, or None.
 
