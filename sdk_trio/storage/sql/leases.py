@@ -237,7 +237,7 @@ def claim_due(
     chosen = free[:limit]
 
     _end_expired(tx, terms, [*chosen, *held], blocking)
-    grouped = policies.Chosen()
+    grouped = policies.ChosenEvents()
     if limits is not None:
         policies.hold(tx, groups)
         grouped = policies.choose_from_groups(
@@ -373,7 +373,7 @@ def claim_suspects(
     """
     found = [row[0] for row in tx.all(_FIND_SUSPECTS, limit=limit, owner=terms.owner)]
     groups: Mapping[int, str] = {}
-    grouped = policies.Chosen()
+    grouped = policies.ChosenEvents()
 
     def find(group: str, most: int) -> list[int]:
         rows = tx.all(_FIND_SUSPECTS_OF_GROUP, group=group, limit=most, suspects=list(groups))

@@ -49,7 +49,7 @@ Find = Callable[[str, int], list[int]]
 NewToken = Callable[[], int]
 
 
-class Chosen(msgspec.Struct, frozen=True):
+class ChosenEvents(msgspec.Struct, frozen=True):
     """Events of groups that a claim leases, and what it has found.
 
     ``superseded`` are the keys of events that were ended, each with that of the newer one.
@@ -124,7 +124,7 @@ def choose_from_groups(
     *,
     now: float,
     live_only: bool = True,
-) -> Chosen:
+) -> ChosenEvents:
     """Choose the held events that may run now; the caller leases them in this transaction.
 
     A group whose pause or policy has ended is dissolved.
@@ -197,8 +197,8 @@ class _Choice:
         self.more = False
 
     @property
-    def result(self) -> Chosen:
-        return Chosen(
+    def result(self) -> ChosenEvents:
+        return ChosenEvents(
             self._sequences,
             self._superseded,
             self._next_at,
