@@ -171,6 +171,7 @@ class GapWatch:
             await self._leave_others()
         except SdkError as error:
             _log.warning("reconciliation.watch_failed", error=str(error))
+            await trio.lowlevel.checkpoint()
             return
         for tenant in accounts:
             await self._watch(tenant, nursery)
@@ -345,6 +346,7 @@ class GapWatch:
 
     async def _request_deliveries(self) -> None:
         """Request the deliveries that the upstream lists; leave them out after several failures."""
+        await trio.lowlevel.checkpoint()
         try:
             await self._deliveries_first()
         except StoreUnavailableError:
