@@ -325,6 +325,8 @@ async def test_the_overview_is_not_green_beside_dead_letters(address):
 
 async def test_a_pause_and_an_open_alert_are_seen_and_the_pause_is_resumed(address, monkeypatch):
     monkeypatch.setenv("SDK_WEBHOOK_SECRET", OTHER_SECRET)
+    monkeypatch.setattr("sdk_trio.admin.status.FRESH_SECONDS", 0.1)
+    monkeypatch.setattr("sdk_trio.admin.status.COUNTING_SHARE", 1.0)
     _, handlers = failing()
     keys = {"Alerts__Enabled": True, "Alerts__Channels": ["Webhook"]}
     keys |= {"Alerts__Webhook__Url": "http://127.0.0.1:9/in", "Webhooks__Queue__MaxAttempts": 1}
