@@ -172,7 +172,12 @@ class QueuedRuns:
         ):
             parked = self._parking.outcome(delivery, handler, tenant)
             return await self._end(delivery, lease, attempt, parked)
-        newer = await self._find_newer(arrival, handler)
+        newer = None
+        if is_synthetic(delivery.webhook_id):
+            newer = await retry_until_stored(lambda: find_superseding(self._inbox, delivery))
+        # One that was replayed after it had been superseded runs after all.
+        elif handler.policy.coalesce and not arrival.generation:
+            newer = await retry_until_stored(lambda: find_newer_handled(self._inbox, delivery))
         if newer is not None:
             superseded = Done(reason=f"superseded by {newer}")
             await self._recorder.record_until_stored(lease, superseded)
@@ -197,17 +202,6 @@ class QueuedRuns:
                 outcome = Released()
         self._recorder.report(delivery, attempt, outcome, handler, ended.seconds)
         return outcome
-
-    async def _find_newer(self, arrival: VerifiedDelivery, handler: BoundHandler) -> str | None:
-        """Return the event that makes a run superfluous; None: there is none."""
-        delivery = arrival.delivery
-        if is_synthetic(delivery.webhook_id):
-            return await retry_until_stored(lambda: find_superseding(self._inbox, delivery))
-        # One that was replayed after it had been superseded runs after all.
-        if handler.policy.coalesce and not arrival.generation:
-            return await retry_until_stored(lambda: find_newer_handled(self._inbox, delivery))
-        await trio.lowlevel.checkpoint()
-        return None
 
     async def _end(
         self, delivery: NewDelivery, lease: HeldLease, attempt: int, outcome: Outcome
