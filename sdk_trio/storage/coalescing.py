@@ -2,7 +2,8 @@
 
 Two events can replace each other if they have the same type, handler and signer. The one with the
 later ``modified_at`` has the newer state, in whatever order they arrived. Events whose body has no
-such time are compared by arrival, and only with each other.
+such time are compared by arrival, and only with each other. So are those whose time is ahead: one
+wrong time must not end all later states of its subject.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,6 +12,10 @@ import msgspec
 
 from ..events.lifecycle import stored_state
 from ..records.synthetic import is_synthetic
+
+#: The most by which the upstream's clock is expected to be ahead of this host's, in seconds. A
+#: state that changed at T cannot have arrived earlier than T minus this.
+SKEW_SECONDS = 600.0
 
 
 class WaitingEvent(msgspec.Struct, frozen=True):
@@ -22,9 +27,17 @@ class WaitingEvent(msgspec.Struct, frozen=True):
     changed_at: float | None
 
 
-def waiting_event(sequence: int, key: str, event_type: str, raw: bytes) -> WaitingEvent:
-    """Return a waiting event, with the time of the state in its body."""
-    return WaitingEvent(sequence, key, event_type, stored_state(raw).changed_at)
+def waiting_event(
+    sequence: int, key: str, event_type: str, raw: bytes, *, now: float
+) -> WaitingEvent:
+    """Return a waiting event, with the time of the state in its body; ``now`` in Unix seconds."""
+    return WaitingEvent(sequence, key, event_type, time_of_state(raw, now))
+
+
+def time_of_state(raw: bytes | None, by: float) -> float | None:
+    """Return when the state in a body changed; None if it has no time that was possible ``by``."""
+    at = stored_state(raw).changed_at
+    return at if at is not None and at <= by + SKEW_SECONDS else None
 
 
 def signer_of(key: str) -> str:

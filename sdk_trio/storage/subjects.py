@@ -12,11 +12,8 @@ import trio
 from ..events.lifecycle import StoredState, stage_of, stored_state
 from ..records.deliveries import DeliveryRecord, DeliveryState, NewDelivery
 from ..records.synthetic import is_synthetic
+from .coalescing import SKEW_SECONDS, time_of_state
 from .ports import Inbox
-
-#: The most by which the upstream's clock is expected to be ahead of this host's, in seconds. A
-#: state that changed at T cannot have arrived earlier than T minus this.
-SKEW_SECONDS = 600.0
 
 #: Records that are read at a time.
 _PAGE = 200
@@ -118,7 +115,7 @@ async def find_newer_handled(inbox: Inbox, delivery: NewDelivery) -> str | None:
     Raises:
         StoreUnavailableError: from the inbox.
     """
-    changed_at = stored_state(delivery.raw).changed_at
+    changed_at = time_of_state(delivery.raw, delivery.received_at)
     if delivery.subject is None or changed_at is None:
         await trio.lowlevel.checkpoint()
         return None
@@ -134,7 +131,7 @@ async def find_newer_handled(inbox: Inbox, delivery: NewDelivery) -> str | None:
     for record in found:
         if record.signer == delivery.signer and record.key != delivery.key:
             full = await inbox.get(record.key)
-            at = stored_state(None if full is None else full.raw).changed_at
+            at = None if full is None else time_of_state(full.raw, record.received_at)
             if at is not None and at > changed_at:
                 return record.key
     return None

@@ -283,7 +283,11 @@ async def test_events_of_another_type_of_the_subject_are_not_superseded(stores: 
 
 def state(webhook_id: str, changed_at: int | None, signer: str = "") -> NewDelivery:
     """Return an event of one subject with the state of that minute."""
-    at = "null" if changed_at is None else f'"2026-01-01T00:{changed_at:02}:00Z"'
+    at = (
+        "null"
+        if changed_at is None
+        else f'"{1970 + changed_at // 60}-01-01T00:{changed_at % 60:02}:00Z"'
+    )
     raw = f'{{"type":"order.updated","data":{{"id":"a","modified_at":{at}}}}}'.encode()
     return NewDelivery(webhook_id, "order.updated", raw, 7, NOW, "a", True, "tenant", signer)
 
@@ -308,6 +312,8 @@ async def handle_all(inbox: Inbox, obeyed: ClaimLimits) -> list[str]:
         ([None, None], ["e1"]),
         # Neither is known to be newer.
         ([5, None], ["e0", "e1"]),
+        # A time that is years ahead.
+        ([60, 5], ["e0", "e1"]),
     ],
 )
 async def test_the_newest_state_runs_in_whatever_order_the_events_arrived(
@@ -358,6 +364,10 @@ async def test_an_older_state_that_arrives_late_is_not_handled_after_a_newer_one
         await arrives(state("b", 3))
         await arrives(state("c", 6))
         assert handled == ["a", "c"]
+        await arrives(state("ahead", 60 * 200))
+        await arrives(state("d", 7))
+        assert handled.pop() == "d"
+        assert handled.pop() == "ahead"
         record = await inbox.get("b")
         assert record is not None
         assert record.last_error == "superseded by a"

@@ -106,7 +106,10 @@ class Allowance:
             if each.queued and (each is row or each.owner is None)
             if self._limits.group_of(each.type, each.raw or b"") == group
         }
-        lane = [waiting_event(n, each.key, each.type, each.raw or b"") for n, each in rows.items()]
+        lane = [
+            waiting_event(number, each.key, each.type, each.raw or b"", now=self._now)
+            for number, each in rows.items()
+        ]
         newest, others = coalesce(lane[0], lane)
         self.superseded += [(rows[each.sequence], newest.key) for each in others]
         return newest.sequence != row.sequence

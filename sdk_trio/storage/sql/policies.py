@@ -299,7 +299,7 @@ class _Choice:
         rows = self._tx.all(_LIST_LANE, sequence=sequence, limit=_LANE_CHUNK)
         events = ((number, key, kind, bytes(raw or b"")) for number, key, kind, raw in rows)
         return [
-            waiting_event(number, key, kind, raw)
+            waiting_event(number, key, kind, raw, now=self._now)
             for number, key, kind, raw in events
             if self._limits.group_of(kind, raw) == group
         ]
