@@ -55,6 +55,9 @@ OBEYED_SECONDS = 3.0
 #: The time in seconds without any event that ends before the story counts as stuck.
 STUCK_SECONDS = 90.0
 
+#: Events of one subject that arrive together, of the type that coalesces.
+BURST = 3
+
 
 @attrs.define
 class Host:
@@ -196,13 +199,16 @@ class Story:
         pace = self.seconds / len(kinds)
         for number, kind in enumerate(kinds):
             subject = f"{kind}-{self.random.randrange(5)}"
-            name = f"{kind}_{subject}_{counts[subject]:06}"
-            counts[subject] += 1
-            body = f'{{"type":"{kind}","data":{{"id":"{subject}"}}}}'.encode()
-            ordered = kind in (COALESCED, PAUSED)
-            now = time.time()
-            brought = NewDelivery(name, kind, body, int(now), now, subject, ordered)
-            await retry_until_stored(partial(inbox.accept, brought, leased=False))
+            # Several at once, so that some wait while another one of the subject is claimed.
+            for _ in range(BURST if kind == COALESCED else 1):
+                # Without dots, as the ids of a sender.
+                name = f"{kind}_{subject}_{counts[subject]:06}".replace(".", "-")
+                counts[subject] += 1
+                body = f'{{"type":"{kind}","data":{{"id":"{subject}"}}}}'.encode()
+                ordered = kind in (COALESCED, PAUSED)
+                now = time.time()
+                brought = NewDelivery(name, kind, body, int(now), now, subject, ordered)
+                await retry_until_stored(partial(inbox.accept, brought, leased=False))
             late = self.begun / 1e9 + number * pace - time.monotonic()
             if late > 0:
                 await trio.sleep(late)
@@ -257,7 +263,7 @@ class Story:
         runs = self._runs()
         by_kind: dict[str, list[Run]] = collections.defaultdict(list)
         for run in runs:
-            by_kind[run.webhook_id.partition("_")[0]].append(run)
+            by_kind[run.webhook_id.partition("_")[0].replace("-", ".")].append(run)
         records = await _all_records(inbox)
         wrong: list[str] = []
         at_once = _most_at_once(by_kind[LIMITED])

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 import attrs
 
-from ..config.fields import AlertChannel
+from ..config.fields import AlertChannel, Form, check_form
 from ..config.options.alerts import AlertsOptions
 from ..config.table import ALERTS
 from ..net.poster import PostAnswer
@@ -114,6 +114,10 @@ def _chat_request(
     url = credential(read_variable, options.chat.url_env_var)
     if isinstance(url, Skipped):
         return url
+    # The start refuses such a URL. A command may read another environment than the receiver.
+    wrong = check_form(Form.HOOK_URL, url, development=True)
+    if wrong is not None:  # without the URL, which is a credential
+        return Skipped(f"the value of the variable {options.chat.url_env_var} {wrong}")
 
     def classify(answer: PostAnswer) -> Outcome:
         # The answer's words are not stored: they may quote the URL, which is a credential.

@@ -37,7 +37,7 @@ class Facts:
         new_dead_letters: events that became dead letters within ``RepeatHours`` and still are.
         last_delivery_at: when the newest stored delivery arrived.
         oldest_waiting_at: when the oldest waiting event arrived; ``inf``: none waits.
-        disabled_endpoints: the number of endpoints for this receiver that the upstream disabled.
+        disabled_endpoints: the host and the tenants whose endpoints the upstream disabled.
         sender_answers: whether the upstream answers the client.
         replication_lags: whether replicas are behind their limit or cannot be written.
         replication_lags_since: when that began; None while they are not.
@@ -80,12 +80,7 @@ def evaluate(facts: Facts, options: AlertsOptions, now: float) -> tuple[AlertCon
 
 def _evaluate(facts: Facts, options: AlertsOptions, now: float) -> Iterator[AlertCondition]:
     yield _dead_letters(facts.new_dead_letters, options)
-    yield AlertCondition(
-        AlertName.ENDPOINT_DISABLED,
-        None if facts.disabled_endpoints is None else facts.disabled_endpoints > 0,
-        "The upstream has disabled the endpoint of this receiver and delivers nothing to it. "
-        "Enable it at the upstream.",
-    )
+    yield _disabled(facts.disabled_endpoints)
     yield _silence(facts.last_delivery_at, options, now)
     yield _oldest_waiting(facts.oldest_waiting_at, options, now)
     yield _store(facts, now)
@@ -111,6 +106,16 @@ def _evaluate(facts: Facts, options: AlertsOptions, now: float) -> Iterator[Aler
         "Synchronize both.",
     )
     yield _unused_secret(facts.unused_secrets)
+
+
+def _disabled(accounts: int | None) -> AlertCondition:
+    of = "" if accounts in (None, 1) else f" for {accounts} accounts (the host, or tenants)"
+    return AlertCondition(
+        AlertName.ENDPOINT_DISABLED,
+        None if accounts is None else accounts > 0,
+        f"The upstream has disabled the endpoint of this receiver{of} and delivers nothing to it. "
+        "Enable it at the upstream; 'reconciliation.endpoint_disabled' in the log names it.",
+    )
 
 
 def _negated(value: bool | None) -> bool | None:

@@ -26,6 +26,7 @@ from ..notifications.send import Outcome, RetrySchedule, ending_of
 from ..records.alerts import Alert, AlertBook, AlertMessage, AlertName
 from ..records.notifications import NotificationState
 from ..storage.ports import AlertStore
+from ..storage.term import TermEndedError
 from .conditions import Facts, evaluate
 from .lifecycle import DueMessage, advance
 
@@ -44,6 +45,9 @@ RESULTS: Final = {
     NotificationState.FAILED: "failed",
     NotificationState.SKIPPED: "skipped",
 }
+
+#: The least time between two messages about one alert, in seconds, by which they are ordered.
+LEAST_INTERVAL_SECONDS: Final = 0.001
 
 _Key = tuple[str, str]
 
@@ -66,6 +70,8 @@ class AlertWatch:
         options: ``Sdk:Alerts``.
         in_charge: whether this host is the one that sends alerts. A host that was in charge
             remains so while the store cannot be written, because no other one can be elected then.
+        term: returns the number of the term in which it leads, without which no row is written;
+            None: it is the only host.
         clock: returns Unix seconds.
         schedule: the attempts of one message on one channel.
         fraction: returns a random number from 0 to 1.
@@ -79,6 +85,7 @@ class AlertWatch:
         options: AlertsOptions,
         *,
         in_charge: Callable[[], bool] = lambda: True,
+        term: Callable[[], int | None] = lambda: None,
         clock: Callable[[], float] = wall,
         schedule: RetrySchedule | None = None,
         fraction: Callable[[], float] = random.random,
@@ -88,15 +95,20 @@ class AlertWatch:
         self._senders = senders
         self._options = options
         self._in_charge = in_charge
+        self._current_term = term
         self._clock = clock
         self._schedule = schedule or RetrySchedule()
         self._fraction = fraction
         self._was_in_charge = False
+        # The last term in which this host was in charge.
+        self._term: int | None = None
         self._loaded = False
         self._rows = trio.Lock()
         self._alerts: dict[AlertName, Alert] = {}
         # Messages that wait or are not saved yet.
         self._messages: dict[_Key, AlertMessage] = {}
+        # When they are due by Trio's clock, which no one sets back.
+        self._due: dict[_Key, float] = {}
         self._unsaved_alerts: set[AlertName] = set()
         self._unsaved_messages: set[_Key] = set()
         self._wanted = {name: Flag() for name in senders}
@@ -130,10 +142,14 @@ class AlertWatch:
         """Check every condition once, and enlist the messages that are due."""
         facts = await self._observe()
         is_down = facts.store_writes is False
-        if not (self._in_charge() or (is_down and self._was_in_charge)):
+        if self._in_charge():
+            term = self._current_term()
+            if term != self._term:
+                self._forget()  # another host may have changed the rows meanwhile
+            self._was_in_charge, self._term = True, term
+        elif not (is_down and self._was_in_charge):
             await self._resign()
             return
-        self._was_in_charge = True
         if not is_down and not await self._load():
             return
         now = self._clock()
@@ -155,6 +171,9 @@ class AlertWatch:
 
     def _enlist(self, announcement: DueMessage, now: float) -> None:
         alert, id = announcement.alert, str(uuid.uuid4())
+        # After the messages before it, also if the clock was set back meanwhile.
+        before = [each.created_at for each in self._messages.values() if each.alert == alert.name]
+        created_at = max([now, *(at + LEAST_INTERVAL_SECONDS for at in before)])
         log = _log.error if alert.is_open else _log.info
         log(f"alert.{announcement.kind}", alert=str(alert.name), detail=alert.detail)
         for channel in self._senders:
@@ -167,7 +186,7 @@ class AlertWatch:
                     detail=alert.detail,
                     opened_at=alert.opened_at,
                     closed_at=alert.closed_at,
-                    created_at=now,
+                    created_at=created_at,
                     is_last=announcement.is_last,
                 )
             )
@@ -177,17 +196,27 @@ class AlertWatch:
     def _note(self, message: AlertMessage) -> None:
         key = message.id, message.channel
         self._messages[key] = message
+        self._due[key] = self._due_time(message)
         self._unsaved_messages.add(key)
+
+    def _due_time(self, message: AlertMessage) -> float:
+        """Return when a message is due, by Trio's clock."""
+        at = message.next_attempt_at
+        wait = 0.0 if at is None else min(at - self._clock(), self._schedule.cap_seconds)
+        return trio.current_time() + max(0.0, wait)
 
     async def _load(self) -> bool:
         """Read the rows, except those that are newer in memory; return whether they are known.
 
-        Rows that were read once are known, because only this host changes them.
+        They are read once in a term, because only this host changes them.
         """
+        if self._loaded:
+            await trio.lowlevel.checkpoint()
+            return True
         with trio.move_on_after(STORE_SECONDS):
             async with self._rows:
                 try:
-                    self._merge(await self._store().load())
+                    self._merge(await self._store().load(waiting_only=True))
                     self._loaded = True
                 except StoreUnavailableError as error:
                     _log.store_unavailable(error, retry_in=CHECK_SECONDS)
@@ -201,8 +230,10 @@ class AlertWatch:
                 self._alerts[alert.name] = alert
         for message in book.messages:
             # A channel that is not configured any more has no sender; its messages stay.
-            if message.is_waiting and message.channel in self._senders:
-                self._messages.setdefault((message.id, message.channel), message)
+            key = message.id, message.channel
+            if message.channel in self._senders and key not in self._messages:
+                self._messages[key] = message
+                self._due[key] = self._due_time(message)
 
     async def _save(self) -> None:
         """Write the rows that changed; if that fails, they are written by a later call."""
@@ -218,11 +249,14 @@ class AlertWatch:
             return
         self._unsaved_alerts, self._unsaved_messages = set(), set()
         saved = {key: self._messages[key] for key in messages}
-        is_saved = False
+        is_saved = is_over = False
         try:
             rows = [self._alerts[name] for name in alerts]
-            await self._store().save(rows, list(saved.values()), now=self._clock())
+            await self._store().save(rows, list(saved.values()), now=self._clock(), term=self._term)
             is_saved = True
+        except TermEndedError as error:
+            is_over = True
+            _log.warning("alert.rows_left", reason=str(error), hint="the host that leads has them")
         except StoreUnavailableError as error:
             _log.store_unavailable(error, retry_in=CHECK_SECONDS)
         except NotRunningError:
@@ -231,17 +265,25 @@ class AlertWatch:
             if not is_saved:
                 self._unsaved_alerts |= alerts
                 self._unsaved_messages |= messages
+            if is_over:
+                self._forget()
         for key, message in saved.items() if is_saved else ():
             if self._messages.get(key) is message and not message.is_waiting:
-                del self._messages[key]
+                del self._messages[key], self._due[key]
 
     async def _resign(self) -> None:
         """Hand the state over to the host that is in charge now."""
         await self._save()
         if not (self._unsaved_alerts or self._unsaved_messages):
-            self._was_in_charge = self._loaded = False
-            self._alerts.clear()
-            self._messages.clear()
+            self._forget()
+
+    def _forget(self) -> None:
+        """Forget the state, which another host has from now on."""
+        self._was_in_charge = self._loaded = False
+        for known in (self._alerts, self._messages, self._due):
+            known.clear()
+        self._unsaved_alerts.clear()
+        self._unsaved_messages.clear()
 
     # -- sending -----------------------------------------------------------------------------
 
@@ -261,11 +303,11 @@ class AlertWatch:
             (each for each in self._messages.values() if each.is_waiting),
             key=lambda each: each.created_at,
         )
-        now, wait = self._clock(), CHECK_SECONDS
+        now, wait = trio.current_time(), CHECK_SECONDS
         # One alert's messages arrive in order, so a newer one waits for an older one's retry.
         first = {each.alert: each for each in reversed(waiting) if each.channel == channel}
         for message in sorted(first.values(), key=lambda each: each.created_at):
-            due = message.next_attempt_at or 0.0
+            due = self._due[message.id, message.channel]
             if due <= now:
                 return message, 0.0
             wait = min(wait, due - now)
@@ -283,6 +325,8 @@ class AlertWatch:
         )
         self._note(begun)
         await self._save()
+        if (message.id, message.channel) not in self._messages:
+            return  # another host leads, and sends it
         outcome = await self._senders[message.channel].send(begun)
         now = self._clock()
         result = ending_of(

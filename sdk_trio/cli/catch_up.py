@@ -19,7 +19,7 @@ if not describing():
     from ..client.errors import CallError
     from ..config import Settings
     from ..errors import TenantCredentialsError
-    from ..reconcile.catch_up import CatchUp, SyntheticEvent, types_of
+    from ..reconcile.catch_up import CatchUp, IncompleteCatchUpError, SyntheticEvent, types_of
     from ..reconcile.gap import COMMAND_NAME, AccountState, CatchUpRun, state_name
     from ..reconcile.gap_watch import endpoints_of, list_accounts
     from ..reconcile.plan import UnknownEndpointError, subscribed_types
@@ -105,7 +105,12 @@ class _Command:
                 name = "" if tenant is None else f" of the tenant {tenant.identifier}"
                 try:
                     await self._catch_up(tenant, inbox, tenants)
-                except (CallError, UnknownEndpointError, TenantCredentialsError) as error:
+                except (
+                    CallError,
+                    IncompleteCatchUpError,
+                    TenantCredentialsError,
+                    UnknownEndpointError,
+                ) as error:
                     self.failed = True
                     say(f"the records{name} could not be read: {error}")
                 finally:
@@ -137,19 +142,23 @@ class _Command:
                 patience=PATIENCE_SECONDS,
             )
 
+            last = run
+
             async def save(progress: CatchUpRun) -> None:
+                nonlocal last
+                last = progress
                 self._line.show(
-                    f"{progress.kind}, page {progress.page}: {progress.listed} records, "
-                    f"{progress.put} events",
-                    0,
+                    f"{_place(progress)}: {progress.listed} records, {progress.put} events", 0
                 )
                 await self._save(inbox, name, progress)
 
-            finished = await work.run(upstream, run, save)
+            try:
+                await work.run(upstream, run, save)
+            finally:
+                self.listed += last.listed
+                self.changed += last.changed
+                self.uncertain += last.uncertain
         await self._save(inbox, name, None)
-        self.listed += finished.listed
-        self.changed += finished.changed
-        self.uncertain += finished.uncertain
 
     async def _warn_of_deliveries(self, inbox: Inbox, upstream: UpstreamDeliveries) -> None:
         """Say how many deliveries the upstream lists that the inbox lacks."""
@@ -186,7 +195,7 @@ class _Command:
             return wanted
         if not self._until_now and stored.until != wanted.until:
             return wanted
-        say(f"continuing at page {stored.page} of {stored.kind}, up to {moment_text(stored.until)}")
+        say(f"continuing with {_place(stored)}, up to {moment_text(stored.until)}")
         return stored
 
     async def _save(self, inbox: Inbox, name: str, run: CatchUpRun | None) -> None:
@@ -206,3 +215,10 @@ class _Command:
                 "webhook_id": event.delivery.webhook_id,
             }
         )
+
+
+def _place(run: CatchUpRun) -> str:
+    """Return the list and the page that a run reads next."""
+    if run.current is None:
+        return "all lists" if run.lists is None else "the end"
+    return f"{run.current.name}, page {run.current.page}"

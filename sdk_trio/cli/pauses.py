@@ -16,7 +16,7 @@ if not describing():
     from ..config import Settings
     from ..records.policies import EventPause, glob_problem
     from .settings import load
-    from .store import actor_of, open_inbox
+    from .store import checked_actor, checked_reason, open_inbox
     from .terminal import print_list, say
 
 COLUMNS = ("type", "since", "until", "actor", "reason")
@@ -52,7 +52,7 @@ def pause(arguments: Namespace) -> int:
     if until is not None and until <= now:
         raise UsageError(f"--until takes a time in the future, not {arguments.until!r}")
     settings = load(arguments)
-    actor, reason = actor_of(arguments), arguments.reason or ""
+    actor, reason = checked_actor(arguments), checked_reason(arguments) or ""
     (kept,) = trio.run(_pause, settings, arguments.type, actor, reason, until, now)
     say(f"{kept}; each running receiver applies it within a second")
     return 0
@@ -74,7 +74,7 @@ def resume(arguments: Namespace) -> int:
     Raises:
         UsageError: the glob is not paused.
     """
-    ended, left = trio.run(_resume, load(arguments), arguments.type, actor_of(arguments))
+    ended, left = trio.run(_resume, load(arguments), arguments.type, checked_actor(arguments))
     if not ended and arguments.type is not None:
         known = ", ".join(each.glob for each in left) or "nothing"
         raise UsageError(f"{arguments.type} is not paused; name a paused glob: {known}")

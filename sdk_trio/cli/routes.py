@@ -17,7 +17,7 @@ if not describing():
     from ..webhooks.routes import WAITING, Pause, checkpoint_of, pause_of, routes_of
     from .receiver import admin_address, fetch
     from .settings import load
-    from .store import actor_of, open_inbox, why_unreachable
+    from .store import checked_actor, checked_reason, open_inbox, why_unreachable
     from .terminal import print_list, say
 
 #: A sample of the metric, as a route's name is a label without escapes.
@@ -102,8 +102,8 @@ def pause(arguments: Namespace) -> int:
     Raises:
         UnknownRouteError: the settings have no such route.
     """
-    reason = arguments.reason or "no reason was given"
-    wanted = Pause(reason, time.time(), actor_of(arguments))
+    reason = checked_reason(arguments) or "no reason was given"
+    wanted = Pause(reason, time.time(), checked_actor(arguments))
     before = trio.run(_change, load(arguments), arguments.name, wanted)
     if before is not None:
         say(f"{arguments.name} was paused already, {before}")

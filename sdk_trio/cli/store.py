@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import trio
 
+from ..admin.query import LONGEST_ACTOR, LONGEST_REASON, BadQueryError, check_line
 from ..config import Settings, StorageBackend
 from ..errors import StoreUnavailableError, TenantsDisabledError
 from ..storage import open as storage
@@ -18,6 +19,7 @@ from ..storage.ports import AlertStore, Inbox, Store
 from ..storage.sql.schema import DATABASE_NAME
 from ..tenants.identity import is_tenant_id
 from ..tenants.service import TenantService
+from .parse import UsageError
 from .settings import load
 from .terminal import say
 
@@ -104,6 +106,27 @@ def actor_of(arguments: Namespace) -> str:
         return f"cli:{getpass.getuser()}"
     except (KeyError, OSError, ImportError):  # a user id without a name, as in containers
         return f"cli:{os.getuid()}" if hasattr(os, "getuid") else "cli"
+
+
+def checked_actor(arguments: Namespace) -> str:
+    """Return the actor as :func:`actor_of`, checked as the API checks it; raise UsageError."""
+    actor = actor_of(arguments)
+    _check_line("actor", actor, LONGEST_ACTOR)
+    return actor
+
+
+def checked_reason(arguments: Namespace) -> str | None:
+    """Return ``--reason``, checked as the API checks it; raise UsageError."""
+    reason: str | None = arguments.reason
+    _check_line("reason", reason, LONGEST_REASON)
+    return reason
+
+
+def _check_line(name: str, text: str | None, longest: int) -> None:
+    try:
+        check_line(name, text, longest)
+    except BadQueryError as error:
+        raise UsageError(f"--{error}") from None
 
 
 def run_with_tenants(

@@ -14,7 +14,7 @@ from pathlib import Path
 from ..errors import Problem
 from .check import Findings, forward_secret_problem
 from .check_tenants import database_path_fault, databases_setting, signing_secret_problem
-from .fields import AlertChannel, Form, ReplicaTargetType, StorageBackend
+from .fields import AlertChannel, Form, ReplicaTargetType, StorageBackend, check_form
 from .options import Settings
 from .sources import reason_of
 from .table import (
@@ -211,6 +211,28 @@ def _forward_secrets(settings: Settings, environ: Mapping[str, str]) -> Iterator
         if wrong is not None:
             key = f"{FORWARD}:Routes:{index}:SecretEnvVar" if own else FORWARD_SECRET
             yield Problem(key, f"names the variable {name}, which {wrong}")
+
+
+def alert_credential_problems(settings: Settings, environ: Mapping[str, str]) -> Iterator[Problem]:
+    """Yield why channels of alerts cannot send, which prevents a start.
+
+    Otherwise it would first show when an alert is lost. Commands that start nothing only warn.
+    """
+    for setting in used_settings(settings):
+        if setting.about.form is not Form.ENV_VAR or not is_below(setting.key, ALERTS):
+            continue
+        name = setting.of(settings)
+        value = environ.get(name, "").strip()
+        if not value:
+            yield Problem(
+                setting.key,
+                f"names the variable {name}, which is not set: set it, or remove its channel from "
+                f"{ALERTS}:Channels",
+            )
+        elif is_below(setting.key, f"{ALERTS}:Chat"):
+            wrong = check_form(Form.HOOK_URL, value, development=settings.is_development)
+            if wrong is not None:  # without the URL, which is a credential
+                yield Problem(setting.key, f"names the variable {name}, whose value {wrong}")
 
 
 def _signing_secret(settings: Settings, environ: Mapping[str, str]) -> Iterator[Problem]:

@@ -36,7 +36,7 @@ from ..storage.ports import Inbox
 from ..storage.subjects import Held, held_events, holds_state
 from ..tenants.identity import is_organization_id
 from ..tenants.service import TenantService
-from .gap import CatchUpRun
+from .gap import CatchUpRun, ListProgress
 
 _log = get_logger("runtime")
 
@@ -56,14 +56,26 @@ ACCOUNTS_AT_ONCE = 4
 #: Records of a page that are compared with the inbox at a time.
 COMPARED_AT_ONCE = 16
 
-#: The most times that a list is read again because records disappeared from it meanwhile.
-MOST_RESTARTS = 3
+#: The most pages of a list: ten million records, which take more than a day.
+MOST_PAGES = 100_000
 
 #: Characters of the id of an unreadable record that are logged.
 _SHOWN_CHARACTERS = 64
 
 #: Time between two counts of the waiting events, in seconds.
 BACKLOG_POLL_SECONDS = 0.1
+
+
+class EndlessListError(SdkError):
+    """The upstream repeats pages of a list, or the list has too many pages."""
+
+
+class IncompleteCatchUpError(SdkError):
+    """Lists could not be read to their end, each for its own reason."""
+
+    def __init__(self, failed: Mapping[str, SdkError]) -> None:
+        reasons = "; ".join(f"{name}: {error}" for name, error in failed.items())
+        super().__init__(f"these lists could not be read to their end: {reasons}")
 
 
 class UpstreamState(Protocol):
@@ -166,8 +178,10 @@ class CatchUp:
             save: stores the progress after each page.
 
         Raises:
-            CallError: a call failed; the progress is saved. A list that the upstream refuses
-                (403, 404) is logged and left out.
+            IncompleteCatchUpError: lists could not be read; all others were read to their end. The
+                next call continues with these. A list that the upstream refuses (403, 404) is
+                logged and left out instead.
+            CallError: the circuit breaker refuses calls; the progress is saved.
             StoreUnavailableError: from the inbox.
 
         Cancellation loses at most the progress of one page, which is then repeated.
@@ -177,55 +191,59 @@ class CatchUp:
             # A type that the endpoint does not subscribe to was never delivered to this inbox.
             wanted &= frozenset(self._types)
         memory = await self._memory(run)
-        kinds = list(kinds_of(wanted))
-        names = [kind.name for kind in kinds]
-        if run.kind not in names and names:
-            run = run.begin_list(names[0])
-        for number, kind in enumerate(kinds):
-            if number < names.index(run.kind):
-                continue
+        kinds = {kind.name: kind for kind in kinds_of(wanted)}
+        run = run.begin(kinds)
+        failed: dict[str, SdkError] = {}
+        repeats = RepeatCheck()
+        # A list that failed waits behind the others, so the run ends when it is the next one again.
+        while (current := run.current) is not None and current.name not in failed:
+            kind = kinds[current.name]
             try:
-                run = await self._run_list(upstream, kind, run, wanted, memory, save)
-            except SdkError as error:
-                if getattr(error, "status", None) not in REFUSALS:
-                    raise
-                # The other lists must not wait for a permission that this token may never get.
-                _log.error(
-                    "reconciliation.list_refused",
-                    list=kind.name,
-                    error=str(error),
-                    hint="its changes are not caught up: give the access token the scope to read "
-                    "it, and run 'sdk-trio events catch-up' for this time",
+                records, total, has_next = await upstream.read_state(
+                    kind.name, kind.sorting, current.page
                 )
-            if number + 1 < len(kinds):
-                run = run.begin_list(kinds[number + 1].name)
-                await save(run)
-        return run
-
-    async def _run_list(
-        self,
-        upstream: UpstreamState,
-        kind: RecordKind,
-        run: CatchUpRun,
-        wanted: frozenset[str],
-        memory: float,
-        save: Callable[[CatchUpRun], Awaitable[None]],
-    ) -> CatchUpRun:
-        """Read one list to its end."""
-        while True:
-            records, total, has_next = await upstream.read_state(kind.name, kind.sorting, run.page)
-            # A record that disappears shifts another one to a page that was read before.
-            shrunk = total is not None and total < run.total
-            run = await self._put_page(kind, records, run, wanted, memory)
-            if shrunk and run.restarts < MOST_RESTARTS:
-                run = attrs.evolve(run, page=1, total=0, restarts=run.restarts + 1)
+                repeats.check(current, records)
+            except SdkError as error:
+                run = self._note_failure(run, current, error, failed)
             else:
-                run = run.next_page(total)
+                run = await self._put_page(kind, records, run, wanted, memory)
+                run = run.after_page(total, has_next=has_next)
             await save(run)
             self._wake()
             await trio.sleep(self._page_seconds)
-            if not has_next and run.page > 1:
-                return run
+        if failed:
+            raise IncompleteCatchUpError(failed)
+        return run
+
+    def _note_failure(
+        self,
+        run: CatchUpRun,
+        current: ListProgress,
+        error: SdkError,
+        failed: dict[str, SdkError],
+    ) -> CatchUpRun:
+        """Return the run without the failed list, or with it after the others."""
+        if getattr(error, "status", None) in REFUSALS:
+            # The other lists must not wait for a permission that this token may never get.
+            _log.error(
+                "reconciliation.list_refused",
+                list=current.name,
+                error=str(error),
+                hint="its changes are not caught up: give the access token the scope to read "
+                "it, and run 'sdk-trio events catch-up' for this time",
+            )
+            return run.without_current()
+        if getattr(error, "attempts", 1) == 0:
+            raise error  # the open circuit breaker did not let it out: the list has not failed
+        _log.warning(
+            "reconciliation.list_failed",
+            list=current.name,
+            page=current.page,
+            error=str(error),
+            hint="the other lists are read meanwhile; this one is read again later",
+        )
+        failed[current.name] = error
+        return run.postpone_current(from_start=isinstance(error, EndlessListError))
 
     async def _put_page(
         self,
@@ -347,6 +365,31 @@ class CatchUp:
                 await trio.sleep(BACKLOG_POLL_SECONDS)
             self._reservable -= 1
             self._being_put += 1
+
+
+class RepeatCheck:
+    """Notices a list without an end.
+
+    Each page is compared with one earlier page: the last whose number is a power of two. So a list
+    that repeats its pages in a cycle of any length is noticed (Brent's algorithm).
+    """
+
+    def __init__(self) -> None:
+        self._ids: list[Any] = []
+
+    def check(self, current: ListProgress, records: Sequence[Any]) -> None:
+        """Check one page; the pages of a list have to come in their order.
+
+        Raises:
+            EndlessListError: the list repeats itself, or has more than :data:`MOST_PAGES` pages.
+        """
+        ids, page = [record.get("id") for record in records], current.page
+        if page > 1 and ids and ids == self._ids:
+            raise EndlessListError(f"page {page} of {current.name} repeats an earlier page")
+        if page > MOST_PAGES:
+            raise EndlessListError(f"{current.name} has more than {MOST_PAGES} pages")
+        if page & (page - 1) == 0:
+            self._ids = ids
 
 
 def _read_change(

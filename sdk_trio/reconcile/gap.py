@@ -7,11 +7,10 @@ until it is enabled again, and keeps no record of it.
 
 import json
 import math
+from collections.abc import Iterable
 from typing import Any, Final
 
 import attrs
-
-from ..events.lifecycle import KINDS
 
 #: The shortest time that the upstream retries a failed event, in seconds. Ten attempts take
 #: 13.5 minutes at least. After a shorter time without contact nothing is lost: its retries arrive.
@@ -24,6 +23,9 @@ OVERLAP_SECONDS: Final = 3600.0
 #: The least time between two attempts to enable an endpoint, in seconds.
 REENABLE_SECONDS: Final = 3600.0
 
+#: The most times that a list is read again because records disappeared from it meanwhile.
+MOST_RESTARTS: Final = 3
+
 #: The name of the stored state of the host; a tenant's has its id after a dot.
 STATE_NAME: Final = "catch_up"
 
@@ -32,34 +34,75 @@ COMMAND_NAME: Final = "catch_up_command"
 
 
 @attrs.frozen
+class ListProgress:
+    """The progress of one list.
+
+    ``page`` is the next one, ``total`` the number of records in the list at the last page, and
+    ``restarts`` how often the list was begun again.
+    """
+
+    name: str
+    page: int = 1
+    total: int = 0
+    restarts: int = 0
+
+
+@attrs.frozen
 class CatchUpRun:
     """A catch-up and its progress; times are Unix seconds.
 
-    ``types`` is a glob; None: all types. ``kind`` is the list being read and ``page`` its next
-    page; ``total`` the number of records in the list at the last page; ``restarts`` how often the
-    list was begun again. ``listed``, ``changed`` and ``put`` count records and events so far.
+    ``types`` is a glob; None: all types. ``lists`` are still to read, the current one first; None:
+    the run has not begun. ``listed``, ``changed`` and ``put`` count records and events so far.
     ``uncertain`` counts lifecycle events that may be older than the inbox's memory.
     """
 
     since: float
     until: float
     types: str | None = None
-    kind: str = KINDS[0].name
-    page: int = 1
-    total: int = 0
-    restarts: int = 0
+    lists: tuple[ListProgress, ...] | None = None
     listed: int = 0
     changed: int = 0
     put: int = 0
     uncertain: int = 0
 
-    def next_page(self, total: int | None) -> "CatchUpRun":
-        """Return the run after a page of a list with ``total`` records."""
-        return attrs.evolve(self, page=self.page + 1, total=total or 0)
+    @property
+    def current(self) -> ListProgress | None:
+        """The list that is read now; None: the run has not begun, or has ended."""
+        return self.lists[0] if self.lists else None
 
-    def begin_list(self, kind: str) -> "CatchUpRun":
-        """Return the run at the beginning of the list ``kind``."""
-        return attrs.evolve(self, kind=kind, page=1, total=0, restarts=0)
+    def begin(self, names: Iterable[str]) -> "CatchUpRun":
+        """Return the run with those of its lists that are still wanted."""
+        names = tuple(names)
+        if self.lists is None:
+            return attrs.evolve(self, lists=tuple(ListProgress(name) for name in names))
+        return attrs.evolve(self, lists=tuple(each for each in self.lists if each.name in names))
+
+    def after_page(self, total: int | None, *, has_next: bool) -> "CatchUpRun":
+        """Return the run after a page of the current list.
+
+        Args:
+            total: the number of records in the list; None: not counted.
+            has_next: whether another page may follow.
+        """
+        current, *others = self.lists or ()
+        # A record that disappears shifts another one to a page that was read before.
+        if total is not None and total < current.total and current.restarts < MOST_RESTARTS:
+            again = ListProgress(current.name, restarts=current.restarts + 1)
+            return attrs.evolve(self, lists=(again, *others))
+        if has_next:
+            following = attrs.evolve(current, page=current.page + 1, total=total or 0)
+            return attrs.evolve(self, lists=(following, *others))
+        return attrs.evolve(self, lists=tuple(others))
+
+    def without_current(self) -> "CatchUpRun":
+        """Return the run without the current list, which is given up."""
+        return attrs.evolve(self, lists=(self.lists or ())[1:])
+
+    def postpone_current(self, *, from_start: bool) -> "CatchUpRun":
+        """Return the run with the current list after the others."""
+        current, *others = self.lists or ()
+        later = ListProgress(current.name) if from_start else current
+        return attrs.evolve(self, lists=(*others, later))
 
 
 @attrs.frozen
@@ -86,13 +129,19 @@ class AccountState:
         try:
             document = json.loads(text)
             run = document.pop("run")
-            read = cls(**document, run=None if run is None else CatchUpRun(**run))
+            read = cls(**document, run=None if run is None else _run_of(run))
             _check_times(read.contact, read.disabled_since, read.reenabled_at)
             if read.run is not None:
                 _check_times(read.run.since, read.run.until)
         except (TypeError, KeyError, AttributeError, ValueError) as error:
             raise ValueError(f"this is not a state of catch-up: {error!r}") from error
         return read
+
+
+def _run_of(document: dict[str, Any]) -> CatchUpRun:
+    lists = document.pop("lists")
+    read = None if lists is None else tuple(ListProgress(**each) for each in lists)
+    return CatchUpRun(**document, lists=read)
 
 
 def _check_times(*times: Any) -> None:

@@ -13,7 +13,7 @@ import trio
 from ..base.clock import wall
 from ..base.logs import get_logger
 from ..config import Settings
-from ..errors import SdkError
+from ..errors import SdkError, StoreUnavailableError, UnknownTenantError
 from ..records.tenants import Tenant
 from ..storage.ports import Inbox
 from ..tenants.service import TenantService
@@ -33,6 +33,10 @@ _log = get_logger("runtime")
 #: Time between two checks of the endpoints, in seconds. A catch-up has to begin within three
 #: minutes after the endpoint was enabled.
 WATCH_SECONDS = 60.0
+
+#: The catch-up begins without the upstream's deliveries after so many checks in which they could
+#: not be requested: what changed must not wait for that list longer.
+DELIVERY_TRIES = 2
 
 #: Progress is logged after so many pages.
 LOG_EVERY_PAGES = 10
@@ -133,8 +137,21 @@ class GapWatch:
         self._settle_seconds = settle_seconds
         # The states of accounts that were read from the store, by the tenant's id.
         self._states: dict[str | None, AccountState] = {}
-        self._catching_up: set[str | None] = set()
+        self._catching_up: dict[str | None, trio.CancelScope] = {}
         self._limit = trio.CapacityLimiter(ACCOUNTS_AT_ONCE)
+        # The accounts of the last round.
+        self._accounts: list[str | None] = [None]
+        #: Whether the upstream answered the host's last check; None: there was none.
+        self.answers: bool | None = None
+        self._delivery_failures = 0
+
+    @property
+    def disabled(self) -> int | None:
+        """The number of accounts whose endpoints were found disabled; None: not known yet."""
+        if None not in self._states:
+            return None
+        states = (self._states.get(account) for account in self._accounts)
+        return sum(state is not None and state.disabled_since is not None for state in states)
 
     async def run(self, *, watch_seconds: float = WATCH_SECONDS) -> None:
         """Check all accounts now and every ``watch_seconds``, until cancelled.
@@ -143,14 +160,21 @@ class GapWatch:
         """
         async with trio.open_nursery() as nursery:
             while True:
-                try:
-                    accounts = await list_accounts(self._tenants)
-                except SdkError as error:
-                    _log.warning("reconciliation.watch_failed", error=str(error))
-                    accounts = []
-                for tenant in accounts:
-                    await self._watch(tenant, nursery)
+                await self.check_all(nursery)
                 await trio.sleep(watch_seconds)
+
+    async def check_all(self, nursery: trio.Nursery) -> None:
+        """Check all accounts once; catch-ups begin, and go on, in ``nursery``."""
+        try:
+            accounts = await list_accounts(self._tenants)
+            self._accounts = [_key(tenant) for tenant in accounts]
+            await self._leave_others()
+        except SdkError as error:
+            _log.warning("reconciliation.watch_failed", error=str(error))
+            await trio.lowlevel.checkpoint()
+            return
+        for tenant in accounts:
+            await self._watch(tenant, nursery)
 
     async def _watch(self, tenant: Tenant | None, nursery: trio.Nursery) -> None:
         """Check one account, and start its catch-up if it has one to do."""
@@ -164,8 +188,23 @@ class GapWatch:
         if not endpoints or not self._options.by_state or key in self._catching_up:
             return
         if self._states[key].run is not None:
-            self._catching_up.add(key)
+            self._catching_up[key] = trio.CancelScope()
             nursery.start_soon(self._keep_catching_up, tenant, endpoints)
+
+    async def _leave_others(self) -> None:
+        """End the catch-ups of tenants that are no accounts any more; forget purged tenants."""
+        await trio.lowlevel.checkpoint()
+        for key in self._states.keys() - {*self._accounts}:
+            if key in self._catching_up:
+                self._catching_up[key].cancel()
+                continue  # it may be writing its progress
+            if key is not None and self._tenants is not None:
+                try:
+                    await self._tenants.get(key)
+                except UnknownTenantError:
+                    # Its progress may have been written after its purge.
+                    await self._inbox.write_checkpoint(state_name(key), None, term=self._term)
+            del self._states[key]
 
     async def check(self, tenant: Tenant | None) -> tuple[ReadEndpoint, ...]:
         """Read the endpoints of an account and note a gap; return the enabled ones.
@@ -180,7 +219,13 @@ class GapWatch:
         """
         await self._load(tenant)
         async with self._open_upstream(tenant) as upstream:
-            chosen = endpoints_of(self._settings, tenant, await upstream.endpoints())
+            try:
+                listed = await upstream.endpoints()
+            except SdkError:
+                self._note_answer(tenant, answers=False)
+                raise
+            self._note_answer(tenant, answers=True)
+            chosen = endpoints_of(self._settings, tenant, listed)
             # Read only now: a catch-up may have stored its progress meanwhile.
             state, now = self._states[_key(tenant)], self._clock()
             disabled = [endpoint for endpoint in chosen if not endpoint.enabled]
@@ -198,9 +243,16 @@ class GapWatch:
                 return ()
         lookback = self._options.max_lookback_hours * 3600.0
         state = found_enabled(state, now, lookback_seconds=lookback)
+        if not self._options.by_state:
+            state = attrs.evolve(state, run=None)
         # While a catch-up runs it owns the progress; a new gap makes it begin again.
         await self._save(tenant, state)
         return chosen
+
+    def _note_answer(self, tenant: Tenant | None, *, answers: bool) -> None:
+        # A tenant's token may be revoked, which says nothing about the upstream.
+        if tenant is None:
+            self.answers = answers
 
     async def _reenable(
         self, tenant: Tenant | None, upstream: AccountUpstream, disabled: Sequence[ReadEndpoint]
@@ -240,13 +292,14 @@ class GapWatch:
     ) -> None:
         await trio.lowlevel.checkpoint()
         try:
-            async with self._limit:
-                await self.catch_up(tenant, endpoints)
+            with self._catching_up[_key(tenant)]:
+                async with self._limit:
+                    await self.catch_up(tenant, endpoints)
         except SdkError as error:
             # The next check continues where it stopped.
             _log.warning("reconciliation.catch_up_failed", **_fields(tenant), error=str(error))
         finally:
-            self._catching_up.discard(_key(tenant))
+            del self._catching_up[_key(tenant)]
 
     async def catch_up(
         self, tenant: Tenant | None, endpoints: tuple[ReadEndpoint, ...]
@@ -254,7 +307,8 @@ class GapWatch:
         """Continue the stored catch-up of an account to its end; None: there is none.
 
         Raises:
-            CallError, StoreUnavailableError: as :meth:`CatchUp.run`; the progress is stored.
+            IncompleteCatchUpError, CallError, StoreUnavailableError: as :meth:`CatchUp.run`; the
+                progress is stored.
         """
         state = await self._load(tenant)
         run = state.run
@@ -265,11 +319,10 @@ class GapWatch:
             **_fields(tenant),
             since=run.since,
             until=run.until,
-            list=run.kind,
-            page=run.page,
+            lists=None if run.lists is None else [each.name for each in run.lists],
         )
-        if tenant is None:
-            await self._deliveries_first()
+        if tenant is None and run.lists is None:
+            await self._request_deliveries()
         catch_up = CatchUp(
             self._inbox,
             self._settings,
@@ -291,6 +344,20 @@ class GapWatch:
         _log.info("reconciliation.caught_up", **_fields(tenant), **_counts(finished))
         return finished
 
+    async def _request_deliveries(self) -> None:
+        """Request the deliveries that the upstream lists; leave them out after several failures."""
+        await trio.lowlevel.checkpoint()
+        try:
+            await self._deliveries_first()
+        except StoreUnavailableError:
+            raise
+        except SdkError as error:
+            self._delivery_failures += 1
+            if self._delivery_failures < DELIVERY_TRIES:
+                raise
+            _log.warning("reconciliation.deliveries_not_requested", error=str(error))
+        self._delivery_failures = 0
+
     async def _save_progress(
         self, tenant: Tenant | None, began: CatchUpRun, progress: CatchUpRun | None
     ) -> None:
@@ -300,7 +367,8 @@ class GapWatch:
         if state.run is None or (state.run.since, state.run.until) != (began.since, began.until):
             # A new gap was found meanwhile: its run begins after this one.
             return
-        if progress is not None and progress.page % LOG_EVERY_PAGES == 0:
+        current = None if progress is None else progress.current
+        if progress is not None and current is not None and current.page % LOG_EVERY_PAGES == 0:
             _log.info("reconciliation.catching_up", **_fields(tenant), **_counts(progress))
         await self._save(tenant, attrs.evolve(state, run=progress))
 
@@ -337,8 +405,8 @@ def _fields(tenant: Tenant | None) -> dict[str, str]:
 
 def _counts(run: CatchUpRun) -> dict[str, Any]:
     return {
-        "list": run.kind,
-        "page": run.page,
+        "list": None if run.current is None else run.current.name,
+        "page": None if run.current is None else run.current.page,
         "listed": run.listed,
         "changed": run.changed,
         "put": run.put,

@@ -7,7 +7,6 @@ from typing import Any, TypedDict
 import msgspec
 
 from ..base.times import rfc3339
-from .synthetic import is_synthetic
 
 #: The most runs of an event, the largest concurrency and the highest rate that can be set.
 MOST_ATTEMPTS = 1000
@@ -166,11 +165,22 @@ class EventPause(msgspec.Struct, frozen=True):
         )
 
 
-#: The prefix of the groups of paused events; no other group begins with it.
+#: The prefix of the groups of paused events. Those of handlers have another one, so that no name of
+#: a type or a route makes the two equal.
 PAUSED = "pause:"
 
 #: The first text after all that begin with it.
 AFTER_PAUSED = "pause;"
+
+
+def pause_group(glob: str) -> str:
+    """Return the group of the events that a pause of ``glob`` holds."""
+    return f"{PAUSED}{glob}"
+
+
+def handler_group(name: str) -> str:
+    """Return the group of a handler's events; ``name`` is its type, its route, or the fallback."""
+    return f"handler:{name}"
 
 
 def glob_problem(glob: str) -> str | None:
@@ -209,15 +219,6 @@ class ClaimLimits(msgspec.Struct, frozen=True):
 
 #: The limits of a process without pauses and policies, which lets go of what others have held.
 NO_LIMITS = ClaimLimits(lambda _type, _raw: None, {}, frozenset(), 0)
-
-
-def may_coalesce(key: str) -> bool:
-    """Return whether the delivery of ``key`` may supersede others, and be superseded, by arrival.
-
-    A synthetic event may carry a later state than an event that arrives after it, so the rules of
-    ``storage.subjects`` decide about it when it runs.
-    """
-    return not is_synthetic(key)
 
 
 #: The share of a minute's worth of runs that may begin at once.

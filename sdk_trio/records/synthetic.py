@@ -1,7 +1,7 @@
 """Synthetic events: made by this program from the upstream's current state, not delivered. Pure.
 
-Their ``webhook-id`` has a prefix that no sender uses. It is made of the type, the subject and the
-time of the subject's last change, so the same state always has the same id.
+Their ``webhook-id`` has a prefix that no delivered event is stored with. It is made of the type,
+the subject and the time of the subject's last change, so the same state always has the same id.
 """
 
 import hashlib
@@ -9,6 +9,9 @@ from typing import Final
 
 #: The prefix of the ``webhook-id`` of every synthetic event.
 SYNTHETIC_PREFIX: Final = "sdkstate_"
+
+#: The prefix that keeps the ``webhook-id`` of a delivery apart from those of synthetic events.
+DELIVERED_PREFIX: Final = "delivered_"
 
 #: Hexadecimal digits of the id after the prefix: 128 bits.
 _DIGITS: Final = 32
@@ -30,3 +33,12 @@ def synthetic_id(event_type: str, subject: str, modified_at: str) -> str:
 def is_synthetic(webhook_id: str) -> bool:
     """Return whether an event was made from the upstream's state."""
     return webhook_id.startswith(SYNTHETIC_PREFIX)
+
+
+def delivered_id(webhook_id: str) -> str:
+    """Return the id under which a delivery is stored: never that of a synthetic event.
+
+    A sender may use the prefix, such as a receiver that forwards its own synthetic events.
+    Otherwise its delivery could take the place of a synthetic event, which would then be lost.
+    """
+    return DELIVERED_PREFIX + webhook_id if is_synthetic(webhook_id) else webhook_id

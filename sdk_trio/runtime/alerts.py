@@ -6,9 +6,9 @@ and, with ``SilenceMinutes``, the time of the last delivery.
 
 import os
 import platform
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import trio
 
@@ -20,16 +20,16 @@ from ..base.clock import wall
 from ..base.telemetry import Sample
 from ..config import Settings
 from ..config.options.alerts import AlertsOptions
-from ..config.options.webhooks import WebhooksOptions
-from ..errors import NotRunningError, SdkError, StoreUnavailableError
+from ..errors import NotRunningError, StoreUnavailableError
 from ..net.poster import HttpPoster
 from ..notifications.send import ReadVariable
-from ..reconcile.plan import choose_endpoints
-from ..reconcile.reconciler import Upstream
 from ..records.deliveries import DeliveryState
 from ..storage.ports import Inbox, Store
 from .console import Overseen
 from .notifications import sign_notification
+
+if TYPE_CHECKING:
+    from ..reconcile.gap_watch import GapWatch
 
 #: States of the circuit breaker in which calls of the upstream fail at once.
 _REFUSING = ("open", "isolated")
@@ -55,9 +55,13 @@ class Receiver(Protocol):
 
 
 class WatchedRuntime(Protocol):
-    """The part of the runtime that the facts come from."""
+    """The part of the runtime that the facts come from.
+
+    ``gap_watch`` reads the endpoints; None: reconciliation is off, or another host has it.
+    """
 
     settings: Settings
+    gap_watch: "GapWatch | None"
 
     @property
     def receiver(self) -> Receiver:
@@ -84,6 +88,11 @@ class WatchedRuntime(Protocol):
         """Return whether this host runs what only one of the hosts may run."""
         ...
 
+    @property
+    def term(self) -> int | None:
+        """Return the number of the term in which this host leads; None: no host is elected."""
+        ...
+
     def samples(self) -> Sequence[Sample]:
         """Return the metrics of every part."""
         ...
@@ -91,67 +100,6 @@ class WatchedRuntime(Protocol):
     async def refresh(self) -> None:
         """Ask other processes of this runtime for their metrics."""
         ...
-
-
-class UpstreamWatch:
-    """The last answer to a question for the webhook endpoints.
-
-    Args:
-        options: ``Sdk:Webhooks``, which say which endpoints are this receiver's.
-    """
-
-    def __init__(self, options: WebhooksOptions) -> None:
-        self._options = options
-        #: The number of disabled endpoints of this receiver; None: not known.
-        self.disabled: int | None = None
-        #: Whether the last question was answered; None: none was asked.
-        self.answers: bool | None = None
-
-    def watched(self, upstream: Upstream) -> Upstream:
-        """Return ``upstream``, whose answers this watch notes."""
-        return _WatchedUpstream(upstream, self)
-
-    def note(self, listed: Sequence[Any] | None) -> None:
-        """Note the endpoints that the upstream listed; None: the call failed."""
-        self.answers = listed is not None
-        if listed is None:
-            return
-        try:
-            chosen = choose_endpoints(
-                listed,
-                configured=self._options.reconciliation.endpoint_ids,
-                path=self._options.path,
-            )
-        except SdkError:  # none of them is this receiver's: the reconciler reports it
-            self.disabled = None
-        else:
-            self.disabled = sum(not endpoint.enabled for endpoint in chosen)
-
-
-class _WatchedUpstream:
-    def __init__(self, upstream: Upstream, watch: UpstreamWatch) -> None:
-        self._upstream = upstream
-        self._watch = watch
-
-    async def endpoints(self) -> list[Any]:
-        try:
-            listed = await self._upstream.endpoints()
-        except SdkError:
-            self._watch.note(None)
-            raise
-        self._watch.note(listed)
-        return listed
-
-    async def read(
-        self,
-        endpoint_ids: Sequence[str],
-        query: Mapping[str, str],
-        visit: Callable[[list[Any]], Awaitable[None]],
-    ) -> None:
-        await self._upstream.read(endpoint_ids, query, visit)
-
-    async def redeliver(self, webhook_id: str) -> bool:
-        return await self._upstream.redeliver(webhook_id)
 
 
 def make_alert_senders(
@@ -192,8 +140,6 @@ class Alerts:
         self._own = StoreObserver(self._stores, clock=clock)
         # When the store and the replication began to fail, by the names of their facts.
         self._since: dict[str, float] = {}
-        #: Notes what reconciliation learns about the upstream.
-        self.upstream: UpstreamWatch = UpstreamWatch(runtime.settings.webhooks)
         #: Checks the conditions and sends the messages.
         self.watch: AlertWatch = AlertWatch(
             lambda: runtime.receiver.whole_store.alerts,
@@ -201,6 +147,7 @@ class Alerts:
             make_alert_senders(runtime.settings.alerts, clock=clock),
             runtime.settings.alerts,
             in_charge=lambda: runtime.leads,
+            term=lambda: runtime.term,
             clock=clock,
         )
 
@@ -261,6 +208,11 @@ class Alerts:
         self._since[name] = since
         return since
 
+    def _not_ahead(self, name: str, at: float, now: float) -> float:
+        """Return ``at``, or since when it has been ahead of the clock, which was set back."""
+        since = self._note(name, at > now, now)
+        return at if since is None else since
+
     async def _read_store(self, observer: StoreObserver, now: float) -> dict[str, Any]:
         """Return the facts that the store has; none if it does not answer."""
         figures, options = observer.figures, self._runtime.settings.alerts
@@ -270,7 +222,9 @@ class Alerts:
             if figures is None:
                 return {}
             oldest = figures.oldest_at
-            found["oldest_waiting_at"] = inf if oldest is None else oldest
+            found["oldest_waiting_at"] = (
+                inf if oldest is None else self._not_ahead("oldest", oldest, now)
+            )
             try:
                 store = self._runtime.receiver.whole_store
                 since = now - options.repeat_hours * 3600.0
@@ -281,7 +235,9 @@ class Alerts:
                 )
                 if options.silence_minutes is not None:
                     newest = await store.inbox.find(limit=1)
-                    found["last_delivery_at"] = newest[0].received_at if newest else None
+                    found["last_delivery_at"] = (
+                        self._not_ahead("newest", newest[0].received_at, now) if newest else None
+                    )
             except (StoreUnavailableError, NotRunningError):
                 return {}
         return {} if scope.cancelled_caught else found
@@ -289,11 +245,12 @@ class Alerts:
     def _disabled_endpoints(self) -> int | None:
         if not self._runtime.settings.webhooks.reconciliation.enabled:
             return 0
-        return self.upstream.disabled
+        watch = self._runtime.gap_watch
+        return None if watch is None else watch.disabled
 
     def _sender_answers(self) -> bool | None:
-        circuit = self._runtime.circuit
-        if circuit in _REFUSING or self.upstream.answers is False:
+        circuit, watch = self._runtime.circuit, self._runtime.gap_watch
+        if circuit in _REFUSING or (watch is not None and watch.answers is False):
             return False
         return None if circuit == "probing" else True
 

@@ -116,36 +116,31 @@ class LeaderParts:
         self, term: int | None = None, *, task_status: trio.TaskStatus[None]
     ) -> None:
         from ..client.client import UpstreamDeliveries  # loads the client, which is optional
-        from ..reconcile.reconciler import Reconciler, Upstream
+        from ..reconcile.reconciler import Reconciler
 
         runtime = self._runtime
-        upstream: Upstream = UpstreamDeliveries(runtime.client)
-        if runtime.alerts is not None:
-            upstream = runtime.alerts.upstream.watched(upstream)
         reconciler = Reconciler(
-            upstream,
+            UpstreamDeliveries(runtime.client),
             runtime.receiver.store,
             runtime.settings,
             clock=runtime.clock,
             term=term,
         )
-        watch = self._make_gap_watch(reconciler, term)
+        runtime.gap_watch = watch = self._make_gap_watch(reconciler, term)
         task_status.started()
-        with self._reconciling:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(reconciler.run)
-                if watch is not None:
+        try:
+            with self._reconciling:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(reconciler.run)
                     nursery.start_soon(watch.run)
+        finally:
+            runtime.gap_watch = None
 
-    def _make_gap_watch(self, reconciler: "Reconciler", term: int | None) -> "GapWatch | None":
-        """Return the gap watch; None if the settings switch it off."""
+    def _make_gap_watch(self, reconciler: "Reconciler", term: int | None) -> "GapWatch":
         from ..client.client import UpstreamDeliveries
         from ..reconcile.gap_watch import GapWatch
 
         runtime = self._runtime
-        options = runtime.settings.webhooks.reconciliation
-        if not (options.by_state or options.reenable_endpoint):
-            return None
         tenancy = runtime.receiver.tenancy if runtime.settings.multi_tenant.enabled else None
 
         @asynccontextmanager

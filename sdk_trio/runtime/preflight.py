@@ -5,11 +5,14 @@ nothing. The settings themselves are checked in ``config/``, and their files in
 ``config/probe.py``.
 """
 
+import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from ..base.private_files import require_usable
 from ..config import Settings, StorageBackend
+from ..config.probe import alert_credential_problems
+from ..config.table import ALERTS
 from ..errors import OptionsValidationError, Problem, SdkError
 from ..storage.open import postgres_address
 
@@ -27,7 +30,8 @@ def require_startable(settings: Settings) -> None:
     It reads files, so call it in a thread.
 
     Raises:
-        OptionsValidationError: a certificate, its key, or the connection string cannot be used.
+        OptionsValidationError: a certificate, its key, the connection string or a credential of
+            alerts cannot be used.
         StoreUnavailableError: the data directory cannot be created or written.
         ExposedDirectoryError: other users can write a directory, or read its files.
     """
@@ -78,7 +82,15 @@ def _checks(settings: Settings) -> Mapping[str, Callable[[], object]]:
     databases = settings.multi_tenant.file_db.directory
     if settings.multi_tenant.enabled and databases is not None:
         checks[FILE_DB_DIRECTORY] = lambda: require_usable(databases)
+    if settings.alerts.enabled:
+        checks[ALERTS] = lambda: _require_alert_credentials(settings)
     return checks
+
+
+def _require_alert_credentials(settings: Settings) -> None:
+    problems = tuple(alert_credential_problems(settings, os.environ))
+    if problems:
+        raise OptionsValidationError(problems)
 
 
 def _load_certificate(cert_file: str, key_file: str | None) -> None:

@@ -32,6 +32,7 @@ from .wiring import (
 if TYPE_CHECKING:
     from ..admin.status import StoreObserver
     from ..client.client import Client
+    from ..reconcile.gap_watch import GapWatch
     from ..replication.verification_schedule import VerificationScheduler
     from ..storage.term import Leadership
     from ..tenants.tenancy import ClientFactory
@@ -155,6 +156,8 @@ class RuntimeState:
         #: Watches the event loop while :meth:`run` does.
         self.watchdog: Watchdog = Watchdog()
         self._server_samples: SampleSource = tuple
+        #: Reads the endpoints at the upstream; None: off, or another host does.
+        self.gap_watch: GapWatch | None = None
         #: The alerts of this runtime; None: they are off, or another process has them.
         self.alerts: Alerts | None = None
         if settings.alerts.enabled and self._share.singletons:
@@ -241,6 +244,11 @@ class RuntimeState:
         """Whether this host runs what only one of the hosts with this store may run."""
         elects = self.settings.storage.backend is StorageBackend.POSTGRES
         return not elects or (self.leadership is not None and self.leadership.term is not None)
+
+    @property
+    def term(self) -> int | None:
+        """The term in which this host leads; None: it does not, or no host is elected."""
+        return None if self.leadership is None else self.leadership.term
 
     @property
     def replication_samples(self) -> tuple[Sample, ...]:

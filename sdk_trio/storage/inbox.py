@@ -21,7 +21,6 @@ from ..base.telemetry import Sample
 from ..errors import StoreUnavailableError
 from ..records.deliveries import (
     Admitted,
-    DeliveryRecord,
     Done,
     Due,
     NewDelivery,
@@ -34,7 +33,7 @@ from .admission import LeaseTerms
 from .commit import CLOSE_SECONDS, GroupCommit, Unit
 from .effects import Effects
 from .readers import ReaderPool
-from .sql import arrivals, deliveries, leases, policies, reads
+from .sql import arrivals, deliveries, leases, pause_rows, reads
 from .sql.deliveries import Arriving, Lease, RunEnd, RunStart
 from .sql.dialect import Row, SqlTransaction
 from .sql.leases import Claimed, Place, new_token
@@ -304,13 +303,13 @@ class SqlInbox(SqlPart, ABC):
 
     async def take_suspects(
         self, *, limit: int, now: float, limits: ClaimLimits | None = None
-    ) -> Sequence[DeliveryRecord]:
+    ) -> Due:
         terms = self._terms
         claimed = await self._commits.submit(
             lambda tx: leases.claim_suspects(tx, terms, limit=limit, now=now, limits=limits)
         )
         self._leases.update(claimed.leases)
-        return claimed.due.records
+        return claimed.due
 
     async def renew(self, keys: Collection[str], *, now: float) -> Renewed:
         terms = self._terms
@@ -364,9 +363,9 @@ class SqlInbox(SqlPart, ABC):
 
     # -- pauses ----------------------------------------------------------------------------------
 
-    pauses = on_reader(policies.pauses)
-    pause = committed(policies.pause)
-    resume = committed(policies.resume)
+    pauses = on_reader(pause_rows.pauses)
+    pause = committed(pause_rows.pause)
+    resume = committed(pause_rows.resume)
 
     # -- what is remembered beside deliveries ----------------------------------------------------
 
@@ -436,6 +435,7 @@ class SqlInbox(SqlPart, ABC):
         erase_evidence = partial(deliveries.erase_evidence, tenant_id=tenant_id, limit=PURGE_CHUNK)
         while await self._commits.submit(erase_evidence):
             pass
+        await self._commits.submit(partial(deliveries.erase_checkpoints, tenant_id=tenant_id))
         return erased
 
     def _erase(self, tx: SqlTransaction, sequences: Sequence[int], tenant_id: str) -> int:

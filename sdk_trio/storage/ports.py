@@ -245,13 +245,13 @@ class Inbox(Protocol):
 
     async def take_suspects(
         self, *, limit: int, now: float, limits: ClaimLimits | None = None
-    ) -> Sequence[DeliveryRecord]:
+    ) -> Due:
         """Lease up to ``limit`` queued, ``received`` deliveries with ``process_ends``, by age.
 
         They are the deliveries of :meth:`take_due` that ran when a process ended, and those that
         :meth:`take_over` has left to this owner. An owner calls this when it starts: deliveries
         that it has leased already are included. ``limits`` are
-        obeyed as by :meth:`take_due`.
+        obeyed as by :meth:`take_due`. The result has no next time, and no more to ask for.
         """
         ...
 
@@ -466,9 +466,9 @@ class Inbox(Protocol):
     async def erase(self, tenant_id: str) -> int:
         """Remove all deliveries of a tenant with bodies and attempts, whatever their state.
 
-        The tenant's bodies that came under the keys of other deliveries are removed, too. It uses
-        many short transactions; a cancelled call stops between two of them. Returns how many
-        deliveries were removed.
+        The tenant's bodies that came under the keys of other deliveries are removed, too, and the
+        checkpoints whose names end in a dot and the tenant's id. It uses many short transactions; a
+        cancelled call stops between two of them. Returns how many deliveries were removed.
         """
         ...
 
@@ -753,16 +753,28 @@ class NotificationStore(Protocol):
 class AlertStore(Protocol):
     """Alerts and the messages about them; one row for each condition."""
 
-    async def load(self) -> "AlertBook":
-        """Return every alert, and its messages, the oldest first."""
+    async def load(self, *, waiting_only: bool = False) -> "AlertBook":
+        """Return every alert, and its messages, the oldest first.
+
+        With ``waiting_only`` it returns only those messages that are still to be sent.
+        """
         ...
 
     async def save(
-        self, alerts: "Sequence[Alert]", messages: "Sequence[AlertMessage]", *, now: float
+        self,
+        alerts: "Sequence[Alert]",
+        messages: "Sequence[AlertMessage]",
+        *,
+        now: float,
+        term: int | None = None,
     ) -> None:
         """Write these rows in one transaction, in place of those with their names and ids.
 
-        Messages that were finished long before ``now`` (Unix seconds) are removed.
+        Messages that were finished long before ``now`` (Unix seconds) are removed. If ``term`` is
+        given, the rows are written only while this host leads in that term.
+
+        Raises:
+            TermEndedError: another host may lead, and have changed the rows.
         """
         ...
 

@@ -12,11 +12,8 @@ import trio
 from ..events.lifecycle import StoredState, stage_of, stored_state
 from ..records.deliveries import DeliveryRecord, DeliveryState, NewDelivery
 from ..records.synthetic import is_synthetic
+from .coalescing import SKEW_SECONDS, time_of_state
 from .ports import Inbox
-
-#: The most by which the upstream's clock is expected to be ahead of this host's, in seconds. A
-#: state that changed at T cannot have arrived earlier than T minus this.
-SKEW_SECONDS = 600.0
 
 #: Records that are read at a time.
 _PAGE = 200
@@ -107,6 +104,36 @@ def superseded_by(held: Sequence[Held], key: str, event_type: str, changed_at: f
             record.type == event_type or stage.is_undone(record.type, each.state.status)
         ):
             return record.webhook_id
+    return None
+
+
+async def find_newer_handled(inbox: Inbox, delivery: NewDelivery) -> str | None:
+    """Return the key of a handled event with a later state of the same subject, type and signer.
+
+    It lets a handler that coalesces skip an older state that arrives late.
+
+    Raises:
+        StoreUnavailableError: from the inbox.
+    """
+    changed_at = time_of_state(delivery.raw, delivery.received_at)
+    if delivery.subject is None or changed_at is None:
+        await trio.lowlevel.checkpoint()
+        return None
+    found = await inbox.find(
+        subject=delivery.subject,
+        type=delivery.type,
+        tenant_id=delivery.tenant_id,
+        state=DeliveryState.DONE,
+        # An event that arrived earlier cannot carry a later state.
+        since=changed_at - SKEW_SECONDS,
+        limit=_PAGE,
+    )
+    for record in found:
+        if record.signer == delivery.signer and record.key != delivery.key:
+            full = await inbox.get(record.key)
+            at = None if full is None else time_of_state(full.raw, record.received_at)
+            if at is not None and at > changed_at:
+                return record.key
     return None
 
 

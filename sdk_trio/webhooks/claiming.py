@@ -66,12 +66,15 @@ class Claimer:
         """
         async with self._runner.leases.lock:
             with trio.CancelScope(shield=True):
-                suspects = await self._inbox.take_suspects(
+                due = await self._inbox.take_suspects(
                     limit=limit,
                     now=self._clock(),
                     limits=self._runner.pauses.limits(free_workers=limit),
                 )
-            return suspects, self._hold(suspects)
+            held = self._hold(due.records)
+        if due.superseded:
+            self._runner.recorder.report_superseded(due.superseded)
+        return due.records, held
 
     def _hold(self, records: Sequence[DeliveryRecord]) -> dict[str, HeldLease]:
         leases, now = self._runner.leases, self._clock()

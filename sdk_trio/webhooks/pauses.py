@@ -15,7 +15,7 @@ from ..base.clock import wall
 from ..base.logs import get_logger
 from ..base.telemetry import Check, Sample
 from ..errors import StoreUnavailableError
-from ..records.policies import PAUSED, ClaimLimits, EventPause, GroupLimit
+from ..records.policies import ClaimLimits, EventPause, GroupLimit, handler_group, pause_group
 from ..storage.ports import Inbox
 from .recording import STORE_RETRY_SECONDS
 from .registry import BoundHandlers
@@ -51,7 +51,7 @@ class Pauses:
         self.on_change: Callable[[], None] = lambda: None
         self._globs: Mapping[str, re.Pattern[str]] = {}
         self._groups: Mapping[str, GroupLimit] = {
-            handler.group: GroupLimit(
+            handler_group(handler.group): GroupLimit(
                 handler.policy.concurrency,
                 handler.policy.rate_per_minute,
                 handler.policy.coalesce,
@@ -95,7 +95,9 @@ class Pauses:
         if paused is not None:
             return paused
         handler = self._handlers.find(event_type, raw)
-        return handler.group if handler is not None and handler.limited else None
+        if handler is None or not handler.limited:
+            return None
+        return handler_group(handler.group)
 
     # -- reading -----------------------------------------------------------------------------
 
@@ -127,7 +129,7 @@ class Pauses:
         if active == before:
             return
         self._globs = {
-            f"{PAUSED}{pause.glob}": re.compile(fnmatch.translate(pause.glob)) for pause in active
+            pause_group(pause.glob): re.compile(fnmatch.translate(pause.glob)) for pause in active
         }
         for pause in active:
             if pause not in before:

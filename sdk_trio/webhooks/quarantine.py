@@ -5,7 +5,7 @@ in the earlier process finish here, and are no longer suspects. docs/adr/0023-qu
 reasons, and why one crash alone proves nothing.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 import trio
 
@@ -68,6 +68,10 @@ class Quarantine:
         self._running = running
         self._is_closed = is_closed
         self._wake = wake
+        # The rest of QUARANTINE_SECONDS.
+        self._seconds_left = QUARANTINE_SECONDS
+        # The suspects of the start, whose time alone is over.
+        self._first: frozenset[str] = frozenset()
 
     async def run(self, workers: trio.Nursery, background: trio.Nursery) -> None:
         """Run suspects, one after the other, for at most ``QUARANTINE_SECONDS``.
@@ -78,9 +82,11 @@ class Quarantine:
         """
         waiting: dict[str, HeldLease] = {}
         blocking: trio.Event | None = None
-        until = trio.current_time() + QUARANTINE_SECONDS
+        begun = trio.current_time()
+        until = begun + self._seconds_left
         try:
             suspects, waiting = await self._claimer.claim_suspects(limit=SUSPECTS_LIMIT)
+            self._first = frozenset(record.key for record in suspects)
             for record in suspects:
                 if self._is_closed() or blocking is not None or trio.current_time() >= until:
                     break
@@ -96,11 +102,52 @@ class Quarantine:
             await trio.lowlevel.checkpoint()
         finally:
             self._runner.inline.quarantined = False
+            self._seconds_left -= trio.current_time() - begun
             if waiting and blocking is None:
                 with trio.move_on_after(CLEANUP_SECONDS, shield=True):
                     await self._claimer.release(waiting)
         if waiting and blocking is not None:
             background.start_soon(self._release_after, blocking, waiting)
+
+    async def run_late(
+        self,
+        record: DeliveryRecord,
+        arrival: VerifiedDelivery,
+        lease: HeldLease,
+        workers: trio.Nursery,
+        *,
+        until_idle: Callable[[], Awaitable[None]],
+    ) -> bool:
+        """Run a suspect alone that a pause or a limit kept back at the start.
+
+        Args:
+            record: the suspect.
+            arrival: its decoded event.
+            lease: its lease.
+            workers: runs it.
+            until_idle: waits until no queued event runs or waits in memory.
+
+        Returns:
+            False if no time is left for it, if the quarantine of the start had it, or if the other
+            runs did not end: it runs like all others.
+        """
+        begun = trio.current_time()
+        limit = min(ALONE_SECONDS, self._seconds_left)
+        if limit <= 0.0 or record.key in self._first:
+            await trio.lowlevel.checkpoint()
+            return False
+        self._runner.inline.quarantined = True
+        try:
+            with trio.move_on_after(limit) as waiting:
+                await until_idle()
+                await self._runner.inline.wait_until_ended()
+            if waiting.cancelled_caught or self._is_closed():
+                return False
+            await self._isolate(record, arrival, lease, workers)
+            return True
+        finally:
+            self._runner.inline.quarantined = False
+            self._seconds_left -= trio.current_time() - begun
 
     async def _release_after(self, blocking: trio.Event, waiting: Mapping[str, HeldLease]) -> None:
         """Release suspects once the one before them has ended, or after ``BLOCKED_SECONDS``."""

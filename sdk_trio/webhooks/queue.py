@@ -123,6 +123,7 @@ class WorkerPool:
         self._ahead: HeldLease | None = None
         self._feed_wanted = trio.Event()
         self._slot_freed = Bell()
+        self._run_ended = Bell()
         self._feeder_blocked = False
         self._closed = False
         # No deadline: it ends with the workers, for which Trio waits in any case. While a plain
@@ -297,7 +298,7 @@ class WorkerPool:
                 async with trio.open_nursery() as workers:
                     if self._after_crash:
                         await self._quarantine.run(workers, background)
-                    background.start_soon(self._feed)
+                    background.start_soon(self._feed, workers)
                     for _ in range(self._workers):
                         workers.start_soon(self._keep_working)
             finally:
@@ -345,6 +346,7 @@ class WorkerPool:
             finally:
                 del self._running[cell]
                 self._runner.leases.drop(lease)
+                self._run_ended.ring()
             # The next event of an ordered lane may run now, the feeder must know the due time of a
             # retry, and a free slot matters only while events wait in the store.
             if (
@@ -357,14 +359,14 @@ class WorkerPool:
 
     # -- feeding -----------------------------------------------------------------------------
 
-    async def _feed(self) -> None:
+    async def _feed(self, workers: trio.Nursery) -> None:
         while True:
             self._feed_wanted = trio.Event()
             await self._wait_for_slot()
             if self._closed:
                 return
             try:
-                await self._fetch()
+                await self._fetch(workers)
                 await self._wait_for_work()
             except StoreLostError:
                 return  # a lost store gives this process no more events
@@ -403,7 +405,7 @@ class WorkerPool:
         await trio.lowlevel.checkpoint()
         return len(waiting)
 
-    async def _fetch(self) -> None:
+    async def _fetch(self, workers: trio.Nursery) -> None:
         # For a while after a step of the clock, leases of other processes only look expired: these
         # processes may not have noticed the step yet.
         overdue = self._clock_watch.check() >= LEASE_SECONDS
@@ -426,7 +428,8 @@ class WorkerPool:
                 lease = waiting.get(record.key)
                 if lease is None:
                     continue  # a run already has its lease
-                if not await self._queue(record, lease, is_first=record.key in due.unbegun):
+                is_first = record.key in due.unbegun
+                if not await self._queue(record, lease, workers, is_first=is_first):
                     break
                 del waiting[record.key]
         finally:
@@ -437,7 +440,9 @@ class WorkerPool:
         if due.more:
             self.wake()
 
-    async def _queue(self, record: DeliveryRecord, lease: HeldLease, *, is_first: bool) -> bool:
+    async def _queue(
+        self, record: DeliveryRecord, lease: HeldLease, workers: trio.Nursery, *, is_first: bool
+    ) -> bool:
         """Queue one fetched record once a slot is free; return False if the queue has closed."""
         if self._closed:
             await trio.lowlevel.checkpoint()
@@ -445,6 +450,15 @@ class WorkerPool:
         arrival = await self._claimer.decode(record, lease)
         if arrival is None:
             return True
+        if record.process_ends and self._runner.queued.must_run_alone(record):
+            # A pause or a limit has kept it from the quarantine. New events go to the store
+            # meanwhile, so that the others end.
+            self._store_has_due = True
+            self.wake()
+            if await self._quarantine.run_late(
+                record, arrival, lease, workers, until_idle=self._wait_until_idle
+            ):
+                return True
         self._store_has_due = self._feeder_blocked = self._slots_used >= self._capacity
         await self._wait_for_slot()
         if self._closed:
@@ -455,6 +469,11 @@ class WorkerPool:
         if self._limited_waits and self._ahead is None and self._is_limited(arrival):
             self._ahead = lease
         return True
+
+    async def _wait_until_idle(self) -> None:
+        await trio.lowlevel.checkpoint()
+        while not self.idle:
+            await self._run_ended.wait()
 
     def _is_limited(self, arrival: VerifiedDelivery) -> bool:
         handler = self._runner.handlers.find(arrival.delivery.type, arrival.delivery.raw)

@@ -21,7 +21,7 @@ from ..records.deliveries import (
 from ..records.synthetic import is_synthetic
 from ..storage.open import LEASE_SECONDS
 from ..storage.ports import Inbox
-from ..storage.subjects import find_superseding
+from ..storage.subjects import find_newer_handled, find_superseding
 from .arrival import VerifiedDelivery
 from .invocation import Invocations
 from .leases import HeldLease
@@ -172,13 +172,17 @@ class QueuedRuns:
         ):
             parked = self._parking.outcome(delivery, handler, tenant)
             return await self._end(delivery, lease, attempt, parked)
+        newer = None
         if is_synthetic(delivery.webhook_id):
             newer = await retry_until_stored(lambda: find_superseding(self._inbox, delivery))
-            if newer is not None:
-                superseded = Done(reason=f"superseded by {newer}")
-                await self._recorder.record_until_stored(lease, superseded)
-                self._recorder.report_superseded([(delivery.key, newer)])
-                return superseded
+        # One that was replayed after it had been superseded runs after all.
+        elif handler.policy.coalesce and not arrival.generation:
+            newer = await retry_until_stored(lambda: find_newer_handled(self._inbox, delivery))
+        if newer is not None:
+            superseded = Done(reason=f"superseded by {newer}")
+            await self._recorder.record_until_stored(lease, superseded)
+            self._recorder.report_superseded([(delivery.key, newer)])
+            return superseded
         ended = await self._invocations.run(arrival, handler, tenant, attempt)
         outcome: Outcome = DONE
         if not ended.is_concluded:

@@ -20,6 +20,7 @@ from ..events import (
 )
 from ..events.decoding import Documents, Outline, plain_outline
 from ..records.deliveries import NewDelivery
+from ..records.synthetic import delivered_id
 from . import answers
 from .answers import RequestRefusal
 from .arrival import VerifiedDelivery, decode_in_full
@@ -138,7 +139,8 @@ class WebhookVerification:
                 return _rejection(  # noqa: ASYNC910 - answering is a checkpoint
                     "own_secrets", _NOT_THE_HOSTS, claimed_tenant=tenant.identifier
                 )
-        webhook_id, kind, address = verdict.webhook_id, envelope.type, screened.origin.address
+        webhook_id = delivered_id(verdict.webhook_id)
+        kind, address = envelope.type, screened.origin.address
         if tenant is None:
             _log.info("webhook.received", webhook_id=webhook_id, type=kind, address=address)
         else:

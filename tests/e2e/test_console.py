@@ -5,6 +5,7 @@ import json
 import shutil
 import subprocess
 from contextlib import asynccontextmanager
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 
@@ -320,6 +321,50 @@ async def test_the_overview_is_not_green_beside_dead_letters(address):
         assert await console.page.evaluate(
             "document.querySelector('.card.degraded').innerText.includes('2 dead')"
         )
+
+
+async def test_a_pause_and_an_open_alert_are_seen_and_the_pause_is_resumed(address, monkeypatch):
+    monkeypatch.setenv("SDK_WEBHOOK_SECRET", OTHER_SECRET)
+    monkeypatch.setattr("sdk_trio.admin.status.FRESH_SECONDS", 0.1)
+    monkeypatch.setattr("sdk_trio.admin.status.COUNTING_SHARE", 1.0)
+    _, handlers = failing()
+    keys = {"Alerts__Enabled": True, "Alerts__Channels": ["Webhook"]}
+    keys |= {"Alerts__Webhook__Url": "http://127.0.0.1:9/in", "Webhooks__Queue__MaxAttempts": 1}
+    async with watched(address, handlers, **keys) as console:
+        page, runtime = console.page, console.program.runtime
+        await console.view("alerts")
+        await page.see("No alert has opened yet.")
+        await console.view("pauses")
+        await page.see("Nothing is paused.")
+        await page.write("input[name=type]", "order.*")
+        await page.write("input[name=reason]", "database migration")
+        await page.click("form button", "Pause")
+        await page.see("order.* is paused.")
+        row = "document.querySelector('main tbody tr')"
+        await page.see("database migration", row)
+        (pause,) = await runtime.receiver.store.pauses()
+        shown = await page.evaluate(f"{row}.querySelector('time').dateTime")
+        assert datetime.fromisoformat(shown).timestamp() == pytest.approx(pause.since, abs=1)
+        await until(lambda: runtime.receiver.pauses.active)
+        await console.program.app.deliver("order.paid", expect="received")
+        await page.click("td button", "Resume")
+        await page.see("order.* is resumed.")
+        await page.see("Nothing is paused.")
+
+        async def is_dead():
+            return (await runtime.receiver.store.counts())["dead"] == 1
+
+        await until(is_dead)  # the event has run
+
+        async def is_open():
+            await runtime.alerts.watch.check()
+            return (await runtime.receiver.whole_store.alerts.load()).alerts
+
+        await until(is_open)
+        await console.view("alerts")
+        await page.see("dead_letters", row)
+        await page.see("1 event became a dead letter", row)
+        await page.see("open", row)
 
 
 async def test_a_tenant_is_suspended_and_the_audit_and_the_messages_say_so(address, monkeypatch):

@@ -164,3 +164,56 @@ async def test_the_api_has_every_alert_and_404_without_alerts(monkeypatch):
         answer = await admin.get("/api/alerts", TOKEN)
         assert answer.status_code == 404
         assert "Sdk:Alerts:Enabled is false" in answer.json()["error"]
+
+
+CHAT = "https://hooks.chat.example/services/T0/key"
+
+
+def check_of_settings(command_line, monkeypatch, **variables):
+    for name in ("SDK_WEBHOOK_SECRET", "SDK_ALERTS_CHAT_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SDK__WEBHOOKS__SECRET", SECRET)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    answer = command_line(
+        "config",
+        "check",
+        "--standalone",
+        *words(
+            Enabled="true",
+            Channels="Webhook,Chat",
+            Webhook__Url="https://hooks.platform-of-ours.com/in",
+        ),
+        "--set",
+        "Sdk:Environment=Production",
+        "--format",
+        "json",
+    )
+    return {
+        row["key"]: row["message"] for row in answer.document if row["level"] == "error"
+    }, answer
+
+
+def test_a_channel_without_its_credential_is_a_start_error(command_line, monkeypatch):
+    found, _ = check_of_settings(command_line, monkeypatch)
+    assert set(found) == {"Sdk:Alerts:Webhook:SigningSecretEnvVar", "Sdk:Alerts:Chat:UrlEnvVar"}
+    assert "SDK_ALERTS_CHAT_URL, which is not set" in found["Sdk:Alerts:Chat:UrlEnvVar"]
+    given = {"SDK_WEBHOOK_SECRET": SECRET, "SDK_ALERTS_CHAT_URL": CHAT}
+    assert check_of_settings(command_line, monkeypatch, **given)[0] == {}
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "hooks.chat.example/services/the-key",
+        "http://hooks.chat.example/services/the-key",
+        "https://hooks.chat.example/services/ the-key",
+        "https://user:the-key@hooks.chat.example/",
+        "https://[the-key",
+    ],
+)
+def test_a_malformed_url_of_the_chat_is_refused_without_being_shown(command_line, monkeypatch, url):
+    given = {"SDK_WEBHOOK_SECRET": SECRET, "SDK_ALERTS_CHAT_URL": url}
+    found, answer = check_of_settings(command_line, monkeypatch, **given)
+    assert set(found) == {"Sdk:Alerts:Chat:UrlEnvVar"}
+    assert "the-key" not in answer.out + answer.err

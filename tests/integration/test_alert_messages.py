@@ -44,6 +44,7 @@ MESSAGE = AlertMessage(
     closed_at=None,
     created_at=1_800_000_000.0,
 )
+AT_ONCE = RetrySchedule(base_seconds=0.0, cap_seconds=0.0, max_attempts=3)
 CHAT_URL = "SDK_ALERTS_CHAT_URL"
 
 
@@ -163,6 +164,8 @@ class Bench:
     outcome: object = attrs.Factory(Sent)
     leads: bool = True
     sent: list = attrs.Factory(list)
+    term: int | None = None
+    schedule: RetrySchedule = AT_ONCE
 
     async def observe(self):
         await trio.lowlevel.checkpoint()
@@ -180,8 +183,10 @@ class Bench:
             {"webhook": self},
             AlertsOptions(**{"close_after_seconds": 60, "repeat_hours": 48} | changes),
             in_charge=lambda: self.leads,
+            term=lambda: self.term,
             clock=self.clock,
-            schedule=RetrySchedule(base_seconds=0.0, cap_seconds=0.0, max_attempts=3),
+            schedule=self.schedule,
+            fraction=lambda: 1.0,
         )
 
     @property
@@ -351,6 +356,77 @@ async def test_a_host_that_does_not_lead_sends_nothing(tmp_path):
         await watch.check()
         assert (await bench.store.load()).alerts == []
         assert not [each for each in watch.samples() if each.name == "sdk_alert_open"]
+
+
+@pytest.mark.parametrize("stores", ["postgres"], indirect=True)
+async def test_a_host_whose_term_is_over_writes_no_row_and_sends_nothing_more(stores):
+    one, two = await stores.open("one"), await stores.open("two")
+    here = Bench(AwayStore(one.alerts), term=await one.lead(seconds=0.0))
+    watch = here.watch()
+    await watch.check()
+    here.store.is_away = True
+    here.leads = False  # no lease can be renewed
+    since = here.clock() - UNREACHABLE_SECONDS
+    here.facts = Facts(store_writes=False, store_failing_since=since)
+    await watch.check()
+    other = Bench(two.alerts, term=await two.lead(seconds=60.0))
+    assert other.term != here.term
+    await other.watch().check()
+    here.store.is_away = False
+    async with Running(watch):
+        here.facts = Facts(store_writes=True)
+        await watch.check()
+        await trio.testing.wait_all_tasks_blocked()
+    assert (await two.alerts.load()).alerts == []
+    assert here.sent == []
+
+
+async def test_the_rows_are_read_once_in_a_term(tmp_path):
+    @attrs.define
+    class CountingStore(AwayStore):
+        loads: int = 0
+
+        async def load(self, **arguments):
+            self.loads += 1
+            return await self.store.load(**arguments)
+
+    async with stores_of("memory", tmp_path) as stores:
+        bench = Bench(CountingStore((await stores.open("here")).alerts), term=1)
+        watch = bench.watch()
+        for _ in range(5):
+            await watch.check()
+        assert bench.store.loads == 1
+        bench.term = 2  # another host may have led meanwhile
+        await watch.check()
+        assert bench.store.loads == 2
+
+
+# -- a clock that is set back ----------------------------------------------------------------------
+
+
+async def test_a_message_is_retried_in_time_after_the_clock_was_set_back(tmp_path):
+    async with stores_of("memory", tmp_path) as stores:
+        bench = Bench((await stores.open("here")).alerts, outcome=Again("answered 503"))
+        bench.schedule = RetrySchedule(base_seconds=0.1, cap_seconds=0.1, max_attempts=2)
+        bench.facts = Facts(store_writes=True, sender_answers=False)
+        async with Running(bench.watch()) as watch:
+            await until(lambda: watch.counts["webhook", "retried"])
+            bench.clock.ahead -= 86_400
+            await until(lambda: watch.counts["webhook", "failed"])
+        assert bench.kinds == ["opened"] * 2
+
+
+async def test_messages_are_sent_in_their_order_after_the_clock_was_set_back(stores):
+    bench = Bench((await stores.open("here")).alerts)
+    bench.facts = Facts(store_writes=True, sender_answers=False)
+    await bench.watch().check()  # the process ends before it sends the message
+    bench.clock.ahead -= 3600
+    bench.facts = Facts(store_writes=True, sender_answers=True)
+    watch = bench.watch(close_after_seconds=0)
+    await watch.check()
+    async with Running(watch):
+        await until(lambda: len(bench.sent) == 2)
+    assert bench.kinds == ["opened", "closed"]
 
 
 # -- secrets ---------------------------------------------------------------------------------------

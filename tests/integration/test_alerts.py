@@ -23,10 +23,8 @@ from support.serving import registry
 from support.waiting import until
 from support.wire import Wire
 
-from sdk_trio.client.client import UpstreamDeliveries
 from sdk_trio.config.secret import Secret
 from sdk_trio.errors import SdkError
-from sdk_trio.reconcile.reconciler import Reconciler
 from sdk_trio.testing import sign_delivery
 
 DAY = 86_400.0
@@ -104,6 +102,18 @@ async def test_silence():
         await world.told("silence opened", "silence closed")
 
 
+async def test_silence_after_the_clock_was_set_back():
+    async with alerted(registry(works), Alerts__SilenceMinutes=30) as world:
+        world.clock.ahead += DAY
+        assert await deliver(world) == 200
+        await world.runtime.alerts.watch.check()
+        world.clock.ahead -= DAY
+        await world.runtime.alerts.watch.check()
+        assert world.messages == []
+        world.clock.ahead += 1860
+        await world.told("silence opened")
+
+
 async def works(event):
     """Handle an event without any effect."""
 
@@ -122,13 +132,10 @@ async def test_an_event_that_waits_too_long():
         await world.told("oldest_waiting opened", "oldest_waiting closed")
 
 
-async def reconcile(world):
-    """Make a pass of reconciliation, as the runtime's own part does at each interval."""
-    upstream = world.runtime.alerts.upstream.watched(UpstreamDeliveries(world.runtime.client))
-    store = world.runtime.receiver.store
-    reconciler = Reconciler(upstream, store, world.runtime.settings, ask_seconds=0.0)
+async def check_endpoint(world):
+    """Read the endpoint at the upstream, as the runtime does each minute."""
     with contextlib.suppress(SdkError):
-        await reconciler.reconcile()
+        await world.runtime.gap_watch.check(None)
 
 
 async def test_an_endpoint_that_the_upstream_disabled_and_an_upstream_that_is_away():
@@ -139,21 +146,25 @@ async def test_an_endpoint_that_the_upstream_disabled_and_an_upstream_that_is_aw
         def make(**keys):
             return full_stack(upstream, **keys)
 
-        keys = {"Webhooks__Reconciliation__Enabled": True, "MaxRetries": 0}
+        keys = {
+            "Webhooks__Reconciliation__Enabled": True,
+            "Webhooks__Reconciliation__ByState": False,
+            "MaxRetries": 0,
+        }
         async with alerted(make=make, **keys) as world:
-            # The first pass is the runtime's own.
+            # The first check is the runtime's own.
             await world.told("endpoint_disabled opened")
             endpoint["enabled"] = True
-            await reconcile(world)
+            await check_endpoint(world)
             told = ["endpoint_disabled opened", "endpoint_disabled closed"]
             await world.told(*told)
             upstream.fails = lambda method, path: 500
-            await reconcile(world)
+            await check_endpoint(world)
             told.append("sender_unreachable opened")
             await world.told(*told)
             upstream.fails = lambda method, path: None
             world.runtime.client.breaker.close()
-            await reconcile(world)
+            await check_endpoint(world)
             await world.told(*told, "sender_unreachable closed")
 
 

@@ -2,15 +2,18 @@
 
 import pytest
 import trio
+from support.deliveries import SECRET
 from support.outage import at, disable, order, shop, subscription
 from support.postgres import running_server
 from support.waiting import until
+from support.wire import Wire
 
 from sdk_trio.reconcile.catch_up import CatchUp
-from sdk_trio.reconcile.gap import CatchUpRun
+from sdk_trio.reconcile.gap import CatchUpRun, state_name
 from sdk_trio.records.synthetic import synthetic_id
 from sdk_trio.records.tenants import EnvironmentVariable, TenantCredentials
-from sdk_trio.testing import SendingUpstream
+from sdk_trio.tenants.purge import Purger
+from sdk_trio.testing import SendingUpstream, sign_delivery
 
 HOUR = 3600.0
 DAY = 24 * HOUR
@@ -224,6 +227,23 @@ async def test_a_catch_up_that_was_killed_continues_at_its_page():
             assert names == [f"ord_{number:03}" for number in range(450)]
 
 
+async def test_a_delivery_with_the_id_of_a_synthetic_event_does_not_take_its_place():
+    async with shop() as place, place.running():
+        upstream, now = place.upstream, place.clock()
+        state = order("ord_1", created=now - HOUR, modified=now)
+        taken = synthetic_id("order.updated", "ord_1", at(now))
+        other = order("ord_other", created=now)
+        signed = sign_delivery("order.updated", other, secret=SECRET, webhook_id=taken)
+        with await Wire.connect(upstream.organization.target) as wire:
+            assert (await wire.post(signed)).status == 200
+            assert (await wire.post(signed)).status == 200  # a duplicate
+        upstream.change("orders", state)
+        await put(place, since=now - 60, types="order.updated")
+        await place.idle()
+        made = [(subject, synthetic, key) for _, subject, _, synthetic, key in place.got]
+        assert sorted(made) == [("ord_1", True, taken), ("ord_other", False, f"delivered_{taken}")]
+
+
 async def test_a_record_that_disappears_hides_no_other_one():
     async with shop() as place, place.running():
         upstream, now = place.upstream, place.clock()
@@ -332,6 +352,47 @@ async def test_each_tenant_is_read_with_its_own_token_and_the_host_by_organizati
                 ("ord_org_host_org_shared", shared.id, ""),
                 ("ord_org_acme_org_acme", own.id, own.id),
             }
+
+
+async def test_the_catch_up_of_a_purged_tenant_ends_and_leaves_no_row(monkeypatch):
+    monkeypatch.setenv("ACME_TOKEN", "token-of-acme")
+    async with shop(MultiTenant__Enabled=True) as place:
+        organizations = {"a-token-for-tests": "org_host", "token-of-acme": "org_acme"}
+        place.upstream = SendingUpstream(organizations=organizations, clock=place.clock)
+        *_, acme = place.upstream.organizations.values()
+        acme.target = "https://receiver.example/hooks/sdk/acme"
+        async with place.running():
+            service, store = place.runtime.receiver.tenancy.service, place.runtime.receiver.store
+            credentials = TenantCredentials(access_token=EnvironmentVariable("ACME_TOKEN"))
+            own = await service.add(
+                "acme", name="Acme", organization_id="org_acme", credentials=credentials
+            )
+            name = state_name(own.id)
+            watch = place.watch(page_seconds=0.3)
+            await watch.check(own)
+            place.clock.move(hours=1)
+            for number in range(3000):
+                record = order(f"ord_{number}", created=place.clock(), organization="org_acme")
+                place.upstream.change("products", record, organization=acme)
+            async with trio.open_nursery() as nursery:
+                await watch.check_all(nursery)
+                await until(lambda: ("GET", "/products/") in place.upstream.calls)
+                await service.delete(own.id)
+                purger = Purger(place.settings, place.runtime.receiver.whole_store)
+                candidate = await purger.candidate(own.id, now=True)
+                await purger.purge(candidate, actor="test", now=True)
+
+                async def is_written():
+                    return await store.read_checkpoint(name) is not None
+
+                await until(is_written)  # the catch-up has not noticed the purge
+
+                async def is_gone():
+                    await watch.check_all(nursery)
+                    return not await is_written()
+
+                await until(is_gone)
+                assert not nursery.child_tasks
 
 
 async def test_an_endpoint_is_left_disabled_by_default(caplog):

@@ -105,7 +105,9 @@ async def test_an_interrupted_command_continues_at_its_page(run):
     words = ("events", "catch-up", "--since", f"{now - 2 * HOUR:.0f}", "--format", "json")
     failed = await run(*words)
     assert (failed.status, len(failed.document)) == (1, 100)
+    assert "could not be read to their end: orders" in failed.err
+    assert "100 of 100 records changed" in failed.err
     upstream.answer = answer
     rest = await run(*words)
     assert (rest.status, len(rest.document)) == (0, 50)
-    assert "continuing at page 2 of orders" in rest.err
+    assert "continuing with orders, page 2" in rest.err

@@ -94,6 +94,25 @@ def test_commands_pause_list_and_resume(command_line):
     assert command_line("events", "pause", "--type", "a", "--until", "1h ago").status == 2
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("events", "pause", "--type", "a", "--reason", "two\nlines"),
+        ("events", "pause", "--type", "a", "--reason", "r" * 501),
+        ("events", "pause", "--type", "a", "--actor", "ann\x1b[2J"),
+        ("events", "resume", "--type", "a", "--actor", "a" * 101),
+        ("events", "resume", "--all", "--actor", ""),
+        ("routes", "pause", "a", "--reason", "\u202egnp"),
+    ],
+)
+def test_a_reason_and_an_actor_are_checked_as_by_the_api(command_line, words):
+    command_line.seed(("msg_1", DeliveryState.DONE))
+    refused = command_line(*words)
+    assert refused.status == 2
+    assert f"{words[-2]} takes 1 to" in refused.err
+    assert command_line("events", "pauses", "--all", "--format", "json").document == []
+
+
 def test_events_types_shows_the_policies_of_an_application(command_line, monkeypatch):
     (command_line.directory / "policed.py").write_text(
         "import sdk_trio\n"

@@ -1,5 +1,6 @@
 """Pauses and limits, as every store keeps them."""
 
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -7,8 +8,13 @@ from typing import Any
 import pytest
 import trio
 from integration.test_store_contract import Stores
+from msgspec import structs
+from support.deliveries import Bench
 from support.postgres import FURTHER_VERSIONS
+from support.serving import registry
+from support.waiting import until
 
+from sdk_trio.events import OrderUpdatedEvent
 from sdk_trio.records.deliveries import Dead, DeliveryState, Done, NewDelivery, Released, Retry
 from sdk_trio.records.policies import PAUSED, ClaimLimits, GroupLimit
 from sdk_trio.storage.ports import Inbox
@@ -273,6 +279,119 @@ async def test_events_of_another_type_of_the_subject_are_not_superseded(stores: 
             await inbox.finish(key, Done(), now=NOW)
             handled.append(key)
     assert handled == ["other", "a2"]
+
+
+def state(webhook_id: str, changed_at: int | None, signer: str = "") -> NewDelivery:
+    """Return an event of one subject with the state of that minute."""
+    at = (
+        "null"
+        if changed_at is None
+        else f'"{1970 + changed_at // 60}-01-01T00:{changed_at % 60:02}:00Z"'
+    )
+    raw = f'{{"type":"order.updated","data":{{"id":"a","modified_at":{at}}}}}'.encode()
+    return NewDelivery(webhook_id, "order.updated", raw, 7, NOW, "a", True, "tenant", signer)
+
+
+async def handle_all(inbox: Inbox, obeyed: ClaimLimits) -> list[str]:
+    """Run what the claims allow, until there is nothing more; return the keys in order."""
+    handled: list[str] = []
+    while (due := await inbox.take_due(limit=9, now=NOW, limits=obeyed)).records or due.more:
+        for record in due.records:
+            await inbox.start(record.key, now=NOW)
+            await inbox.finish(record.key, Done(), now=NOW)
+            handled.append(record.key)
+    return handled
+
+
+@pytest.mark.parametrize(
+    ("states", "handled"),
+    [
+        ([3, 5, 4], ["e1"]),
+        ([5, 3], ["e0"]),
+        ([3, 3], ["e1"]),
+        ([None, None], ["e1"]),
+        # Neither is known to be newer.
+        ([5, None], ["e0", "e1"]),
+        # A time that is years ahead.
+        ([60, 5], ["e0", "e1"]),
+    ],
+)
+async def test_the_newest_state_runs_in_whatever_order_the_events_arrived(
+    stores: Stores, states: list[int | None], handled: list[str]
+) -> None:
+    inbox = await stores.open()
+    for number, changed_at in enumerate(states):
+        await inbox.accept(state(f"e{number}", changed_at), leased=False)
+    assert await handle_all(inbox, limits(order_updated=GroupLimit(coalesce=True))) == handled
+
+
+async def test_events_of_two_signers_do_not_supersede_each_other(stores: Stores) -> None:
+    inbox = await stores.open()
+    for event in (state("a", 1), state("b", 2, "tenant"), state("c", 3)):
+        await inbox.accept(event, leased=False)
+    obeyed = limits(order_updated=GroupLimit(coalesce=True))
+    assert await handle_all(inbox, obeyed) == ["b.tenant", "c"]
+
+
+@pytest.mark.parametrize("stores", ["sqlite", "postgres"], indirect=True)
+async def test_an_older_state_that_arrives_late_is_not_handled_after_a_newer_one(
+    stores: Stores,
+) -> None:
+    """The store in memory keeps no bodies of handled events."""
+    handled: list[str] = []
+
+    async def handle(event: OrderUpdatedEvent) -> None:
+        handled.append(event.key)
+
+    inbox = await stores.open(lease_seconds=60)
+    handlers = registry(handle, OrderUpdatedEvent, enqueue=True, coalesce=True)
+    bench = Bench.of(handlers, inbox, clock=time.time)
+
+    async def arrives(event: NewDelivery) -> None:
+        event = structs.replace(event, tenant_id=None, received_at=time.time())
+        await inbox.accept(event, leased=False)
+        bench.queue.wake()
+
+        async def is_done() -> bool:
+            record = await inbox.get(event.key)
+            return record is not None and record.state is DeliveryState.DONE
+
+        await until(is_done)
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(bench.queue.run)
+        await arrives(state("a", 5))
+        await arrives(state("b", 3))
+        await arrives(state("c", 6))
+        assert handled == ["a", "c"]
+        await arrives(state("ahead", 60 * 200))
+        await arrives(state("d", 7))
+        assert handled.pop() == "d"
+        assert handled.pop() == "ahead"
+        record = await inbox.get("b")
+        assert record is not None
+        assert record.last_error == "superseded by a"
+        await inbox.repeat(["b"])
+        bench.queue.wake()
+        await until(lambda: handled == ["a", "c", "b"])
+        bench.queue.close()
+    assert bench.counters.values["superseded"] == 1
+
+
+async def test_a_suspect_that_is_superseded_is_reported(stores: Stores) -> None:
+    killed, heir = await stores.open("killed"), await stores.open("heir")
+    await killed.accept(state("a", 1), leased=False)
+    obeyed = limits(order_updated=GroupLimit(coalesce=True))
+    assert await take(killed, obeyed) == ["a"]
+    await killed.start("a", now=NOW)
+    await heir.take_over("killed", heir="nobody", now=NOW)
+    await heir.take_over("nobody", heir="heir", now=NOW)
+    await heir.release(["a"])
+    await heir.accept(state("b", 2), leased=False)
+    due = await heir.take_suspects(limit=9, now=NOW, limits=obeyed)
+    assert due.superseded == [("a", "b")]
+    assert due.records == []
+    assert await handle_all(heir, obeyed) == ["b"]
 
 
 @pytest.mark.parametrize("ids", [("sdkstate_1", "real"), ("real", "sdkstate_1")])

@@ -89,7 +89,7 @@ async def _go_on(inbox, before: dict[str, object], rounds: int) -> None:
     ran = []
     while records := (
         *(await inbox.take_due(limit=100, now=9000.0)).records,
-        *(await inbox.take_suspects(limit=100, now=9000.0)),
+        *(await inbox.take_suspects(limit=100, now=9000.0)).records,
     ):
         for each in records:
             await inbox.start(each.key, now=9000.0)

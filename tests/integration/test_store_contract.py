@@ -204,7 +204,7 @@ async def test_the_runs_of_one_dead_owner_are_left_to_its_heir(stores: Stores) -
     assert await alive.take_over("heir", heir="second heir", now=1002) == 1
     assert not (await alive.take_due(limit=9, now=1003)).records
     heir = await stores.open("second heir")
-    (suspect,) = await heir.take_suspects(limit=9, now=1003)
+    (suspect,) = (await heir.take_suspects(limit=9, now=1003)).records
     told = (suspect.webhook_id, suspect.state, suspect.attempts, suspect.process_ends)
     assert told == ("started", DeliveryState.RECEIVED, 1, 1)
     await dead.finish("started", Dead("late"), now=1003)
@@ -218,7 +218,7 @@ async def test_a_run_whose_heir_never_comes_is_taken_when_the_lease_has_ended(
     await dead.claim(delivery("only"))
     assert await alive.take_over("dead", heir="never", now=1002) == 1
     assert not (await alive.take_due(limit=9, now=1003)).records
-    assert not await alive.take_suspects(limit=9, now=1003)
+    assert not (await alive.take_suspects(limit=9, now=1003)).records
     (record,) = (await alive.take_due(limit=9, now=1003 + 75)).records
     assert (record.webhook_id, record.process_ends, record.ran_alone) == ("only", 1, True)
 

@@ -447,7 +447,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(by=who, limit=st.integers(1, 4))
     def take_suspects(self, by: int, limit: int) -> None:
-        found = self.loop(lambda: self.inboxes[by].take_suspects(limit=limit, now=self.now))
+        found = self.loop(lambda: self.inboxes[by].take_suspects(limit=limit, now=self.now)).records
         expected = self.model.suspects(self.owners[by], limit, self.now)
         assert [record.webhook_id for record in found] == expected
         self.held[by] |= set(expected)

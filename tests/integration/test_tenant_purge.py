@@ -208,6 +208,15 @@ async def test_deliveries_of_one_tenant_go_whatever_their_state_and_others_stay(
     assert (await store.inbox.holdings("other"))["attempts"] == 0
 
 
+async def test_the_checkpoints_of_a_purged_tenant_go_and_those_of_others_stay(store):
+    names = ("catch_up.mine", "catch_up_command.mine", "catch_up", "catch_up.not-mine")
+    for name in names:
+        await store.inbox.write_checkpoint(name, "progress")
+    await store.inbox.erase("mine")
+    left = [name for name in names if await store.inbox.read_checkpoint(name) is not None]
+    assert left == ["catch_up", "catch_up.not-mine"]
+
+
 async def test_a_body_that_came_under_anothers_key_goes_with_the_tenant_that_it_is_of(store):
     first = NewDelivery("m1", "order.paid", b"first", 1, 1.0, tenant_id="other")
     for body, tenant_id in ((b"first", "other"), (b"mine", "mine"), (b"nobody's", None)):

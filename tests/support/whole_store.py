@@ -164,7 +164,7 @@ def rows_of(rounds: int) -> dict[str, int]:
         "alert": 1,
         "alert_message": 1,
         "pause": 0,
-        "policy": 0,
+        "token_bucket": 0,
     }
 
 

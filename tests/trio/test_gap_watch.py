@@ -9,6 +9,7 @@ from support.outage import order
 
 from sdk_trio.client.client import UpstreamDeliveries
 from sdk_trio.config import Settings
+from sdk_trio.errors import SdkError
 from sdk_trio.reconcile.gap_watch import GapWatch
 from sdk_trio.storage.memory.inbox import MemoryInbox
 from sdk_trio.testing import SendingUpstream
@@ -47,14 +48,14 @@ async def watched():
         watch = GapWatch(inbox, settings, open_upstream, clock=now, is_ready=lambda: bool(ready))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(watch.run)
-            yield upstream, inbox, ready
+            yield upstream, inbox, ready, watch
             nursery.cancel_scope.cancel()
 
 
 async def test_a_catch_up_begins_within_three_minutes_after_the_endpoint_is_enabled(
     watched, autojump_clock
 ):
-    upstream, inbox, _ = watched
+    upstream, inbox, *_ = watched
     await trio.sleep(600)
     upstream.organization.enabled = False
     await trio.sleep(3 * HOUR)
@@ -73,7 +74,7 @@ async def test_a_catch_up_begins_within_three_minutes_after_the_endpoint_is_enab
 async def test_a_receiver_enables_its_endpoint_as_soon_as_it_is_ready_and_once_an_hour(
     watched, autojump_clock
 ):
-    upstream, _, ready = watched
+    upstream, _, ready, _ = watched
     owner = upstream.organization
     await trio.sleep(600)
     owner.enabled = False
@@ -91,7 +92,7 @@ async def test_a_receiver_enables_its_endpoint_as_soon_as_it_is_ready_and_once_a
 
 
 async def test_an_endpoint_that_may_be_another_programs_is_not_enabled(watched, autojump_clock):
-    upstream, _, ready = watched
+    upstream, _, ready, _ = watched
     upstream.organization.target = "https://other.example/shop"
     ready.append(True)
     await trio.sleep(600)
@@ -104,7 +105,7 @@ async def test_an_endpoint_that_may_be_another_programs_is_not_enabled(watched, 
 async def test_a_list_that_the_upstream_refuses_does_not_hold_up_the_others(
     watched, autojump_clock, monkeypatch
 ):
-    upstream, inbox, _ = watched
+    upstream, inbox, *_ = watched
     upstream.organization.subscribed = ("product.updated", "order.updated")
     answer = upstream.answer
 
@@ -125,7 +126,97 @@ async def test_a_list_that_the_upstream_refuses_does_not_hold_up_the_others(
     assert (event.type, event.subject) == ("order.updated", "ord_1")
 
 
+async def test_a_list_that_keeps_failing_does_not_hold_up_the_others_and_is_read_later(
+    watched, autojump_clock, monkeypatch, caplog
+):
+    upstream, inbox, *_ = watched
+    upstream.organization.subscribed = ("product.updated", "order.updated")
+    answer, failing = upstream.answer, True
+
+    def fail(method, target, token, body):
+        given = answer(method, target, token, body)
+        return (503, {"error": "Sad"}) if failing and "/products/" in target else given
+
+    monkeypatch.setattr(upstream, "answer", fail)
+    await trio.sleep(600)
+    upstream.organization.enabled = False
+    await trio.sleep(HOUR)
+    upstream.change("products", order("prod_1", created=now() - HOUR, modified=now()))
+    upstream.change("orders", order("ord_1", created=now() - HOUR, modified=now()))
+    await trio.sleep(60)
+    upstream.enable()
+    await trio.sleep(HOUR)
+    assert [event.subject for event in await inbox.find()] == ["ord_1"]
+    assert "these lists could not be read to their end: products" in caplog.text
+    failing = False
+    await trio.sleep(180)
+    assert {event.subject for event in await inbox.find()} == {"ord_1", "prod_1"}
+    assert upstream.calls.count(("GET", "/orders/")) == 1  # only the rest was read again
+
+
+@pytest.mark.parametrize("cycle", [1, 3])
+async def test_a_list_without_an_end_ends_with_an_error_and_the_others_are_read(
+    watched, autojump_clock, monkeypatch, caplog, cycle
+):
+    upstream, inbox, *_ = watched
+    upstream.organization.subscribed = ("product.updated", "order.updated")
+    answer, pages = upstream.answer, []
+
+    def repeat(method, target, token, body):
+        given = answer(method, target, token, body)
+        if "/products/" not in target:
+            return given
+        pages.append(target)
+        record = order(f"prod_{len(pages) % cycle}", created=now() - HOUR, modified=BEGIN)
+        return 200, {"items": [record], "pagination": {"max_page": 10**9}}
+
+    monkeypatch.setattr(upstream, "answer", repeat)
+    await trio.sleep(600)
+    upstream.organization.enabled = False
+    await trio.sleep(HOUR)
+    upstream.change("orders", order("ord_1", created=now() - HOUR, modified=now()))
+    await trio.sleep(60)
+    upstream.enable()
+    await trio.sleep(120)
+    assert "ord_1" in {event.subject for event in await inbox.find()}
+    assert "repeats an earlier page" in caplog.text
+    assert len(pages) < 10 * cycle
+
+
 async def test_a_watch_without_a_gap_lists_nothing(watched, autojump_clock):
-    upstream, _, _ = watched
+    upstream, *_ = watched
     await trio.sleep(24 * HOUR)
     assert {path for _, path in upstream.calls} == {"/webhooks/endpoints"}
+
+
+async def test_the_watch_knows_how_many_accounts_have_a_disabled_endpoint(watched, autojump_clock):
+    upstream, _, _, watch = watched
+    await trio.sleep(10)
+    assert (watch.disabled, watch.answers) == (0, True)
+    upstream.organization.enabled = False
+    await trio.sleep(60)
+    assert watch.disabled == 1
+    upstream.enable()
+    await trio.sleep(60)
+    assert watch.disabled == 0
+
+
+async def test_deliveries_that_cannot_be_requested_hold_up_the_state_for_one_check_only(
+    watched, autojump_clock, caplog
+):
+    upstream, inbox, _, watch = watched
+
+    async def fail():
+        await trio.sleep(1)
+        raise SdkError("the deliveries cannot be listed")
+
+    watch._deliveries_first = fail
+    await trio.sleep(600)
+    upstream.organization.enabled = False
+    await trio.sleep(HOUR)
+    upstream.change("orders", order("ord_1", created=now() - HOUR, modified=now()))
+    await trio.sleep(60)
+    upstream.enable()
+    await trio.sleep(180)
+    assert [event.subject for event in await inbox.find()] == ["ord_1"]
+    assert "reconciliation.deliveries_not_requested" in caplog.text

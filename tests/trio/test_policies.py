@@ -11,6 +11,7 @@ from support.serving import registry
 from sdk_trio import Backoff, DeadLetter, Discard, HandlerRegistry
 from sdk_trio.events import OrderPaidEvent, OrderUpdatedEvent
 from sdk_trio.records.deliveries import DeliveryState
+from sdk_trio.records.policies import AFTER_PAUSED, PAUSED, handler_group, pause_group
 
 queued = partial(registry, enqueue=True)
 
@@ -274,3 +275,9 @@ async def test_a_backlog_of_other_handlers_does_not_keep_a_limited_event_out(aut
             await trio.sleep(0.1)
         assert [webhook_id for webhook_id, _ in handled] == ["a", "b"]
         bench.queue.close()
+
+
+def test_no_name_of_a_type_makes_the_group_of_a_handler_that_of_a_pause():
+    groups = [handler_group(name) for name in ("order.*", "pause:order.*", "", "\0")]
+    assert pause_group("order.*") not in groups
+    assert not [group for group in groups if PAUSED <= group < AFTER_PAUSED]

@@ -778,6 +778,40 @@ async def test_a_quarantine_is_bounded_altogether(autojump_clock):
     assert await states(bench) == {DeliveryState.DONE: 8}
 
 
+async def test_a_suspect_that_waited_for_a_pause_runs_alone_after_it(autojump_clock):
+    running, beside = set(), {}
+
+    async def handler(event):
+        running.add(event.webhook_id)
+        beside[event.webhook_id] = running - {event.webhook_id}
+        await trio.sleep(5)
+        running.discard(event.webhook_id)
+        for others in running:
+            beside[others] |= {event.webhook_id}
+
+    bench = await after_ends(handler, "suspect")
+    await bench.inbox.pause("order.*", actor="ann", reason="", until=None, now=trio.current_time())
+    await bench.runner.pauses.poll()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(bench.queue.run)
+        await trio.sleep(10)
+        assert beside == {}
+        await bench.inbox.resume("order.*", actor="ann", now=trio.current_time())
+        await bench.runner.pauses.poll()
+        # Others run when it is claimed, and further ones arrive meanwhile.
+        for number in range(4):
+            event = arrival(webhook_id=f"m{number}", subject=f"s{number}")
+            assert (await bench.queue.accept(event)).status == 200
+            await trio.sleep(2)
+        await settled(bench)
+        bench.queue.close()
+    assert beside["suspect"] == set()
+    assert not [each for each, others in beside.items() if "suspect" in others]
+    record = await bench.inbox.get("suspect")
+    assert (record.state, record.attempts) == (DeliveryState.DONE, 3)
+    assert not bench.runner.inline.quarantined
+
+
 @pytest.mark.parametrize("call", ["accept", "take_due"])
 async def test_an_event_that_an_abandoned_call_has_leased_is_run_after_the_next_renewal(
     autojump_clock, monkeypatch, call

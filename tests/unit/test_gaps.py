@@ -1,13 +1,14 @@
 """Gaps of the upstream's deliveries, and the stored state of an account."""
 
-import attrs
 import pytest
 
 from sdk_trio.reconcile.gap import (
     LEAST_RETRIES_SECONDS,
+    MOST_RESTARTS,
     OVERLAP_SECONDS,
     AccountState,
     CatchUpRun,
+    ListProgress,
     found_disabled,
     found_enabled,
     may_reenable,
@@ -53,7 +54,7 @@ def test_no_pause_outlasts_the_retries_of_the_sender_unnoticed():
 
 
 def test_a_second_gap_begins_an_unfinished_run_again():
-    run = CatchUpRun(NOW - 9 * HOUR, NOW - 8 * HOUR, page=7, put=3)
+    run = CatchUpRun(NOW - 9 * HOUR, NOW - 8 * HOUR, lists=(), put=3)
     state = enabled(AccountState(contact=NOW - 2 * HOUR, run=run))
     assert state.run == CatchUpRun(NOW - 9 * HOUR, NOW)
     assert enabled(state, NOW + 60).run == state.run  # no gap: it goes on
@@ -80,7 +81,8 @@ def test_the_endpoint_is_enabled_at_most_once_an_hour():
 
 
 def test_a_state_is_read_as_it_was_stored():
-    run = CatchUpRun(NOW, NOW + 1, "order.*", "orders", 3, 250, 1, 200, 20, 10, 1)
+    lists = (ListProgress("orders", 3, 250, 1), ListProgress("refunds"))
+    run = CatchUpRun(NOW, NOW + 1, "order.*", lists, 200, 20, 10, 1)
     for state in (AccountState(), AccountState(NOW, NOW, NOW, run)):
         assert AccountState.from_text(state.as_text()) == state
 
@@ -97,6 +99,13 @@ def test_each_account_has_its_own_state():
     )
 
 
-def test_a_list_begins_at_its_first_page():
-    run = attrs.evolve(CatchUpRun(1.0, 2.0), page=9, total=800, restarts=2, put=5)
-    assert run.begin_list("orders") == attrs.evolve(run, kind="orders", page=1, total=0, restarts=0)
+def test_a_list_that_lost_records_is_begun_again_and_not_forever():
+    run = CatchUpRun(1.0, 2.0).begin(["orders", "refunds"]).after_page(250, has_next=True)
+    assert run.current == ListProgress("orders", 2, 250)
+    for restarts in range(1, MOST_RESTARTS + 1):
+        run = run.after_page(249, has_next=True)
+        assert run.current == ListProgress("orders", restarts=restarts)
+        run = run.after_page(250, has_next=True)
+    run = run.after_page(249, has_next=True)
+    assert run.current == ListProgress("orders", 3, 249, MOST_RESTARTS)
+    assert run.after_page(249, has_next=False).lists == (ListProgress("refunds"),)

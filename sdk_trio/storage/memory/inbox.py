@@ -33,7 +33,6 @@ from ...records.deliveries import (
     Admitted,
     AttemptRecord,
     Dead,
-    DeliveryRecord,
     DeliveryState,
     Done,
     Due,
@@ -574,19 +573,24 @@ class MemoryInbox(MemoryBackend):
         more = len(due) > limit or bool(blocking)
         if allowance is None:
             return Due(records, more=more, next_due_at=next_due_at)
-        for row, newer in allowance.superseded:
-            self._rows.finish(row, now)
-            row.last_error = f"superseded by {newer}"
-            self._own_changes += 1
+        superseded = self._end_superseded(allowance, now)
         times = [at for at in (next_due_at, allowance.next_at) if at is not None]
         return Due(
             records,
             # The next one of a lane may be due now.
-            more=more or bool(allowance.superseded),
+            more=more or bool(superseded),
             next_due_at=min(times, default=None),
             limited=allowance.waiting,
-            superseded=[(row.key, newer) for row, newer in allowance.superseded],
+            superseded=superseded,
         )
+
+    def _end_superseded(self, allowance: Allowance | None, now: float) -> list[tuple[str, str]]:
+        found = [] if allowance is None else allowance.superseded
+        for row, newer in found:
+            self._rows.finish(row, now)
+            row.last_error = f"superseded by {newer}"
+            self._own_changes += 1
+        return [(row.key, newer) for row, newer in found]
 
     def _is_free(self, row: MemoryRow, now: float, overdue: bool) -> bool:
         if row.owner is None:
@@ -595,7 +599,7 @@ class MemoryInbox(MemoryBackend):
 
     async def take_suspects(
         self, *, limit: int, now: float, limits: ClaimLimits | None = None
-    ) -> Sequence[DeliveryRecord]:
+    ) -> Due:
         await self._begin()
         rows = self._rows
         allowance = None if limits is None else Allowance(rows, limits, now)
@@ -608,7 +612,9 @@ class MemoryInbox(MemoryBackend):
         ]
         for row in found[:limit]:
             self._write(row, row.state, lease_from=now)
-        return [row.record() for row in found[:limit]]
+        records = [row.record() for row in found[:limit]]
+        superseded = self._end_superseded(allowance, now)
+        return Due(records, more=False, next_due_at=None, superseded=superseded)
 
     async def reschedule(self, *, now: float) -> int:
         await self._begin()

@@ -1,9 +1,8 @@
 """Pauses and policies of the store in memory: what a claim of due deliveries may take."""
 
-from collections.abc import Sequence
-
 from ...base.throttle import TokenBucket
-from ...records.policies import ClaimLimits, EventPause, GroupLimit, burst_of, may_coalesce
+from ...records.policies import ClaimLimits, EventPause, GroupLimit, burst_of
+from ..coalescing import coalesce, waiting_event
 from .rows import Deliveries, MemoryRow
 
 
@@ -58,29 +57,27 @@ class Allowance:
         self.waiting = False
         self.next_at: float | None = None
         for row in rows.unfinished.values():
-            if row.policy is not None and row.owner is not None and row.until > now:
-                self._running[row.policy] = self._running.get(row.policy, 0) + 1
+            if row.held_group is not None and row.owner is not None and row.until > now:
+                self._running[row.held_group] = self._running.get(row.held_group, 0) + 1
 
     def allows(self, row: MemoryRow) -> bool:
         """Return whether a due row may be claimed now; it uses a slot and a token then."""
-        row.policy = None
+        row.held_group = None
         group = self._limits.group_of(row.type, row.raw or b"")
         if group is None:
             return True
         limit = self._limits.groups.get(group)
         if limit is None:  # it is paused
-            row.policy = group
+            row.held_group = group
             return False
-        if limit.coalesce and (newer := self._newer(row, group)):
-            older = (row, *newer[:-1])
-            self.superseded += [(each, newer[-1].key) for each in older]
+        if limit.coalesce and self._is_superseded(row, group):
             return False
         if not self._has_place(group, limit):
             self.waiting = True
             return False
         self._free_workers -= 1
         self._running[group] = self._running.get(group, 0) + 1
-        row.policy = group
+        row.held_group = group
         return True
 
     def _has_place(self, group: str, limit: GroupLimit) -> bool:
@@ -101,15 +98,18 @@ class Allowance:
             self.next_at = at if self.next_at is None else min(at, self.next_at)
         return wait == 0.0
 
-    def _newer(self, row: MemoryRow, group: str) -> Sequence[MemoryRow]:
-        """Return the newer waiting rows of the same lane, type and group, the newest last."""
-        return [
-            each
-            for each in self._rows.lane_after(row)
-            if may_coalesce(row.key)
-            and may_coalesce(each.key)
-            and each.type == row.type
-            and each.queued
-            and each.owner is None
+    def _is_superseded(self, row: MemoryRow, group: str) -> bool:
+        """Note the older states of the subject of a row; say if its own is one of them."""
+        rows = {
+            each.sequence: each
+            for each in (row, *self._rows.lane_after(row))
+            if each.queued and (each is row or each.owner is None)
             if self._limits.group_of(each.type, each.raw or b"") == group
+        }
+        lane = [
+            waiting_event(number, each.key, each.type, each.raw or b"", now=self._now)
+            for number, each in rows.items()
         ]
+        newest, others = coalesce(lane[0], lane)
+        self.superseded += [(rows[each.sequence], newest.key) for each in others]
+        return newest.sequence != row.sequence

@@ -82,7 +82,7 @@ class MemoryRow(msgspec.Struct, eq=False):
     body_hash: int | None = None
     evidence: tuple[EvidenceRecord, ...] = ()
     # The group under whose limits it is leased, or by whose pause it waits.
-    policy: str | None = None
+    held_group: str | None = None
 
     def has_body(self, raw: bytes) -> bool:
         """Return whether ``raw`` is its body, by its hash where the body is gone."""
@@ -235,7 +235,9 @@ class Deliveries:
         self.changes += 1
 
     def erase(self, tenant_id: str) -> int:
-        """Forget all deliveries of a tenant; return their number."""
+        """Forget all deliveries and checkpoints of a tenant; return the number of deliveries."""
+        for name in [name for name in self.checkpoints if name.endswith(f".{tenant_id}")]:
+            del self.checkpoints[name]
         rows = [row for row in self.by_sequence.values() if row.tenant_id == tenant_id]
         for row in rows:
             if row.state is not DeliveryState.DONE:
@@ -359,7 +361,7 @@ class Deliveries:
             (row.sequence, row.received_at)
             for row in self.unfinished.values()
             if row.queued and row.state is not DeliveryState.RETRYING
-            if row.owner is not None or not (row.policy or "").startswith(PAUSED)
+            if row.owner is not None or not (row.held_group or "").startswith(PAUSED)
         )
         return min(waiting, default=(0, None))[1]
 

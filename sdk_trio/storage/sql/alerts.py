@@ -10,6 +10,7 @@ from typing import Any, Final
 from ...records.alerts import Alert, AlertBook, AlertMessage, AlertName, MessageKind
 from ...records.states import NotificationState
 from .dialect import Row, SqlTransaction
+from .leases import require_term
 from .methods import SqlPart, on_reader
 
 #: Retention of finished messages, in seconds: 90 days, as for those to site managers.
@@ -57,17 +58,21 @@ _SAVE_ALERT = _replace("alert", _ALERT, ("name",))
 _SAVE_MESSAGE = _replace("alert_message", _MESSAGE, ("id", "channel"))
 
 _ALERTS = f"SELECT {', '.join(_ALERT)} FROM alert ORDER BY name"
-_MESSAGES = f"SELECT {', '.join(_MESSAGE)} FROM alert_message ORDER BY created_at, id, channel"
+_MESSAGES = f"""
+SELECT {", ".join(_MESSAGE)} FROM alert_message
+WHERE finished_at IS NULL OR NOT CAST(:waiting_only AS boolean) ORDER BY created_at, id, channel
+"""
 
 _PURGE = "DELETE FROM alert_message WHERE finished_at < :before"
 
 _COUNT_DEAD = "SELECT count(*) FROM work WHERE state = 'dead' AND finished_at >= :since"
 
 
-def load(tx: SqlTransaction) -> AlertBook:
-    """Return the alerts and their messages."""
+def load(tx: SqlTransaction, *, waiting_only: bool = False) -> AlertBook:
+    """Return the alerts and their messages; with ``waiting_only`` those that are not sent yet."""
     alerts = [_alert_of(row) for row in tx.all(_ALERTS)]
-    return AlertBook(alerts, [_message_of(row) for row in tx.all(_MESSAGES)])
+    rows = tx.all(_MESSAGES, waiting_only=waiting_only)
+    return AlertBook(alerts, [_message_of(row) for row in rows])
 
 
 def save(
@@ -126,9 +131,20 @@ class SqlAlerts(SqlPart):
     count_dead_letters = on_reader(count_dead_letters)
 
     async def save(
-        self, alerts: Sequence[Alert], messages: Sequence[AlertMessage], *, now: float
+        self,
+        alerts: Sequence[Alert],
+        messages: Sequence[AlertMessage],
+        *,
+        now: float,
+        term: int | None = None,
     ) -> None:
         """See :meth:`AlertStore.save`."""
         # Copied: the work runs in another thread.
-        rows, texts = tuple(alerts), tuple(messages)
-        await self._commits.submit(lambda tx: save(tx, rows, texts, now))
+        rows, texts, owner = tuple(alerts), tuple(messages), self._terms.owner
+
+        def work(tx: SqlTransaction) -> None:
+            if term is not None:
+                require_term(tx, owner, term)
+            save(tx, rows, texts, now)
+
+        await self._commits.submit(work)

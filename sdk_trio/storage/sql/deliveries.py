@@ -604,7 +604,7 @@ _HAS_LEASE = f"sequence = :sequence AND lease_token = :token AND {unfinished()}"
 _FAIL = f"""
 UPDATE work SET state = :state, queued = :queued, next_attempt_at = due(:at),
     failed_at = CASE WHEN CAST(:finished_at AS float8) IS NULL THEN clock() END,
-    finished_at = :finished_at, last_error = :error, policy = NULL,
+    finished_at = :finished_at, last_error = :error, held_group = NULL,
     lease_owner = NULL, lease_token = NULL, lease_until = NULL
 WHERE {_HAS_LEASE} RETURNING attempts, started_at
 """
@@ -619,13 +619,13 @@ WHERE {_HAS_LEASE}
 _POSTPONE = f"""
 UPDATE work SET attempts = attempts - CASE WHEN state = 'running' THEN 1 ELSE 0 END,
     state = 'retrying', queued = true, started_at = NULL, next_attempt_at = due(:at),
-    failed_at = clock(), last_error = :reason, policy = NULL,
+    failed_at = clock(), last_error = :reason, held_group = NULL,
     lease_owner = NULL, lease_token = NULL, lease_until = NULL
 WHERE {_HAS_LEASE}
 """
 
 _PARK = f"""
-UPDATE work SET state = 'parked', queued = false, next_attempt_at = NULL, policy = NULL,
+UPDATE work SET state = 'parked', queued = false, next_attempt_at = NULL, held_group = NULL,
     last_error = coalesce(:reason, last_error),
     lease_owner = NULL, lease_token = NULL, lease_until = NULL
 WHERE {_HAS_LEASE}
@@ -919,6 +919,11 @@ INSERT INTO checkpoint (name, value) VALUES (:name, :value) ON CONFLICT (name) D
 
 _FORGET_CHECKPOINT = "DELETE FROM checkpoint WHERE name = :name"
 
+# Not LIKE: an id may have characters that it gives a meaning to.
+_ERASE_CHECKPOINTS = """
+DELETE FROM checkpoint WHERE substr(name, length(name) - length(:tenant_id)) = '.' || :tenant_id
+"""
+
 
 def write_checkpoint(
     tx: SqlTransaction, name: str, value: str | None, *, once: bool = False
@@ -928,3 +933,8 @@ def write_checkpoint(
         tx.run(_FORGET_CHECKPOINT, name=name)
     else:
         tx.run(_KEEP_FIRST_CHECKPOINT if once else _KEEP_CHECKPOINT, name=name, value=value)
+
+
+def erase_checkpoints(tx: SqlTransaction, tenant_id: str) -> None:
+    """Delete the tenant's checkpoints, whose names end in a dot and its id."""
+    tx.run(_ERASE_CHECKPOINTS, tenant_id=tenant_id)

@@ -72,7 +72,7 @@ def _waiting(work: str) -> str:
     """Return SQL that is true if the row with this alias waits for a worker."""
     return (
         f"{work}.queued AND {work}.state = 'received' AND {work}.lease_owner IS NULL "
-        f"AND {work}.policy IS NULL"
+        f"AND {work}.held_group IS NULL"
     )
 
 
@@ -80,7 +80,7 @@ def _retrying(work: str) -> str:
     """Return SQL that is true if the row with this alias waits for the time of its retry."""
     return (
         f"{work}.queued AND {work}.state = 'retrying' AND {work}.lease_owner IS NULL "
-        f"AND {work}.policy IS NULL"
+        f"AND {work}.held_group IS NULL"
     )
 
 
@@ -135,9 +135,9 @@ _FIND_SUSPECTS = _first(
 )
 
 # Deliveries of a group that wait for its limits, and those of them that are suspects.
-_FIND_IN_GROUP = _first("policy = :policy AND lease_owner IS NULL")
+_FIND_IN_GROUP = _first("held_group = :group AND lease_owner IS NULL")
 _FIND_SUSPECTS_OF_GROUP = _first(
-    "policy = :policy AND lease_owner IS NULL AND sequence IN ints(:suspects)"
+    "held_group = :group AND lease_owner IS NULL AND sequence IN ints(:suspects)"
 )
 
 # All kinds in one statement, to save round trips.
@@ -163,8 +163,8 @@ WITH RECURSIVE step (lane, number) AS (
 SELECT lane, (SELECT min(sequence) FROM work WHERE {_waiting("work")} AND work.lane = step.lane),
     CAST(NULL AS float8)
 FROM step WHERE lane IS NOT NULL
-UNION ALL SELECT NULL, (SELECT 1 FROM work WHERE policy IS NOT NULL AND lease_owner IS NULL
-    ORDER BY policy LIMIT 1), (SELECT min(local(next_attempt_at)) FROM work
+UNION ALL SELECT NULL, (SELECT 1 FROM work WHERE held_group IS NOT NULL AND lease_owner IS NULL
+    ORDER BY held_group LIMIT 1), (SELECT min(local(next_attempt_at)) FROM work
     WHERE {_retrying("work")} AND next_attempt_at > clock())
 """
 
@@ -237,10 +237,10 @@ def claim_due(
     chosen = free[:limit]
 
     _end_expired(tx, terms, [*chosen, *held], blocking)
-    allowed = policies.Allowed()
+    grouped = policies.ChosenEvents()
     if limits is not None:
         policies.hold(tx, groups)
-        allowed = policies.allow(
+        grouped = policies.choose_from_groups(
             tx,
             terms,
             limits,
@@ -250,14 +250,14 @@ def claim_due(
             live_only=overdue,
         )
 
-    sequences = sorted([*(each.sequence for each in chosen), *allowed.sequences])
+    sequences = sorted([*(each.sequence for each in chosen), *grouped.sequences])
     records, unbegun, leases = _lease(tx, terms, sequences, now)
 
     left = place.left or is_full or len(free) > limit
-    more = left or bool(lanes.end) or bool(blocking) or allowed.more
-    times = [at for at in (lanes.next_retry_at, allowed.next_at) if at is not None]
+    more = left or bool(lanes.end) or bool(blocking) or grouped.more
+    times = [at for at in (lanes.next_retry_at, grouped.next_at) if at is not None]
     next_due_at = min(times, default=None)
-    due = Due(records, more, next_due_at, unbegun, allowed.waiting, allowed.superseded)
+    due = Due(records, more, next_due_at, unbegun, grouped.waiting, grouped.superseded)
     return Claimed(due, leases, Place(lanes.end, left) if lanes.end else Place())
 
 
@@ -329,7 +329,7 @@ def _end_expired(
 
 
 def _find_in_group(tx: SqlTransaction, group: str, limit: int) -> list[int]:
-    return [sequence for (sequence,) in tx.all(_FIND_IN_GROUP, policy=group, limit=limit)]
+    return [sequence for (sequence,) in tx.all(_FIND_IN_GROUP, group=group, limit=limit)]
 
 
 def _lease(
@@ -372,24 +372,21 @@ def claim_suspects(
     Those that a pause or a limit holds stay behind, and are claimed as all others are.
     """
     found = [row[0] for row in tx.all(_FIND_SUSPECTS, limit=limit, owner=terms.owner)]
-    if limits is None:
-        return _claimed(*_lease(tx, terms, found, now))
-    groups = policies.groups_of(tx, limits, found)
-    policies.hold(tx, groups)
+    groups: Mapping[int, str] = {}
+    grouped = policies.ChosenEvents()
 
     def find(group: str, most: int) -> list[int]:
-        rows = tx.all(_FIND_SUSPECTS_OF_GROUP, policy=group, limit=most, suspects=list(groups))
+        rows = tx.all(_FIND_SUSPECTS_OF_GROUP, group=group, limit=most, suspects=list(groups))
         return [sequence for (sequence,) in rows]
 
-    allowed = policies.allow(tx, terms, limits, find, new_token, now=now)
+    if limits is not None:
+        groups = policies.groups_of(tx, limits, found)
+        policies.hold(tx, groups)
+        grouped = policies.choose_from_groups(tx, terms, limits, find, new_token, now=now)
     free = [sequence for sequence in found if sequence not in groups]
-    return _claimed(*_lease(tx, terms, sorted([*free, *allowed.sequences]), now))
-
-
-def _claimed(
-    records: list[DeliveryRecord], unbegun: frozenset[str], leases: dict[str, Lease]
-) -> Claimed:
-    return Claimed(Due(records, False, None, unbegun), leases)
+    records, unbegun, leases = _lease(tx, terms, sorted([*free, *grouped.sequences]), now)
+    due = Due(records, False, None, unbegun, superseded=grouped.superseded)
+    return Claimed(due, leases)
 
 
 # -- renewing and giving up ----------------------------------------------------------------------

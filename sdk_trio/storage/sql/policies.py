@@ -1,13 +1,21 @@
-"""Policies as a claim obeys them: pauses, concurrency, rates, coalescing.
+"""Claims of events that belong to a group: paused ones, and those of handlers with limits.
 
-A due event that is paused or whose handler has limits gets the name of its *group* in
-``work.policy``, and then waits in an index of its own: claims of other events do not see it,
-however many there are. Claims allow events of a group as far as its limits allow. An allowed
-event keeps the group for as long as it is leased. So the runs of a group are its rows with a live
-lease, and those of a process that was killed are free when its leases end, or are taken away.
+1. A claim finds due events (:func:`~.leases.claim_due`) and asks ``ClaimLimits`` for the group of
+   each: that of a pause, that of a handler with limits, or none.
+2. An event with a group is *held*: its group is written to ``work.held_group``. Claims do not find
+   it among the other due events from then on, however many are held.
+3. :func:`choose_from_groups` then chooses held events of each group, oldest first, as many as its
+   limits allow. The claim leases these. A leased event keeps its group, so the runs of a group are
+   its leased rows, and those of a killed process are free when its leases end.
+4. With ``coalesce``, older states of a subject are ended before one of its events is chosen.
+5. When a pause or a policy has ended, the events of its group lose the group.
 
-Functions of a transaction. Two hosts that allow events of one group at the same time are
-serialised by the row of the group in ``policy``, which also has its token bucket.
+A rate is a bucket of tokens. Each chosen event takes one; they come back at the rate, up to the
+burst. The row of the group in ``token_bucket`` has how many were ``missing`` from the full bucket
+``as_of`` a time of the store's clock. Its lock serializes two hosts that choose from one group: the
+second one does not wait for it, and comes back after :data:`BUSY_SECONDS`.
+
+Functions of a transaction.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,8 +23,9 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from ...base.throttle import TokenBucket
-from ...records.policies import ClaimLimits, EventPause, GroupLimit, burst_of, may_coalesce
+from ...records.policies import ClaimLimits, GroupLimit, burst_of
 from ..admission import LeaseTerms
+from ..coalescing import WaitingEvent, coalesce, waiting_event
 from .deliveries import RunEnd, end_all, note_reason
 from .dialect import SqlTransaction
 from .schema import unfinished
@@ -27,10 +36,10 @@ CHUNK = 1000
 #: The seconds after which a group that another host is just claiming from is asked again.
 BUSY_SECONDS = 0.05
 
-#: The most events of a lane that are read to find the newest one of a type.
+#: The most events of a lane that are compared at a time to find its newest state.
 _LANE_CHUNK = 200
 
-#: The most rounds of one claim in one group: each ends superseded events or moves paused ones.
+#: The most rounds of one claim in one group: each ends superseded events or regroups others.
 _ROUNDS = 20
 
 #: Returns the sequences of a group's next events, at most so many, locked.
@@ -40,8 +49,8 @@ Find = Callable[[str, int], list[int]]
 NewToken = Callable[[], int]
 
 
-class Allowed(msgspec.Struct, frozen=True):
-    """Events of groups that a claim may take, and what it has found.
+class ChosenEvents(msgspec.Struct, frozen=True):
+    """Events of groups that a claim leases, and what it has found.
 
     ``superseded`` are the keys of events that were ended, each with that of the newer one.
     ``next_at`` is when a rate allows the next run, by the caller's clock. ``waiting``: events of a
@@ -60,33 +69,34 @@ class Allowed(msgspec.Struct, frozen=True):
 _READ_TYPES = "SELECT sequence, type, '' FROM arrival WHERE sequence IN ints(:sequences)"
 _READ_BODIES = "SELECT sequence, type, raw FROM arrival WHERE sequence IN ints(:sequences)"
 
-_HOLD_IN_GROUP = """
-UPDATE work SET policy = :policy, lease_owner = NULL, lease_token = NULL, lease_until = NULL,
+_HOLD = """
+UPDATE work SET held_group = :group,
+    lease_owner = NULL, lease_token = NULL, lease_until = NULL,
     failed_at = CASE WHEN lease_owner IS NULL THEN failed_at ELSE coalesce(failed_at, 0) END
 WHERE sequence IN ints(:sequences)
 """
 
-# One step of an index for each group, however many events wait in it.
+# One step of an index for each group, however many events are held in it.
 _LIST_GROUPS = """
-WITH RECURSIVE step (policy) AS (
-    SELECT (SELECT policy FROM work WHERE policy IS NOT NULL AND lease_owner IS NULL
-        ORDER BY policy LIMIT 1)
-    UNION ALL SELECT (SELECT work.policy FROM work
-        WHERE work.policy IS NOT NULL AND lease_owner IS NULL AND work.policy > step.policy
-        ORDER BY work.policy LIMIT 1)
-    FROM step WHERE step.policy IS NOT NULL
+WITH RECURSIVE step (held_group) AS (
+    SELECT (SELECT held_group FROM work WHERE held_group IS NOT NULL AND lease_owner IS NULL
+        ORDER BY held_group LIMIT 1)
+    UNION ALL SELECT (SELECT work.held_group FROM work
+        WHERE work.held_group IS NOT NULL AND lease_owner IS NULL
+            AND work.held_group > step.held_group
+        ORDER BY work.held_group LIMIT 1)
+    FROM step WHERE step.held_group IS NOT NULL
 )
-SELECT policy FROM step WHERE policy IS NOT NULL
+SELECT held_group FROM step WHERE held_group IS NOT NULL
 """
 
-_LEAVE_GROUP = """
-UPDATE work SET policy = NULL WHERE sequence IN (
-    SELECT sequence FROM work WHERE policy = :policy AND lease_owner IS NULL
+_END_GROUP = """
+UPDATE work SET held_group = NULL WHERE sequence IN (
+    SELECT sequence FROM work WHERE held_group = :group AND lease_owner IS NULL
     ORDER BY sequence LIMIT :limit FOR UPDATE SKIP LOCKED)
 """
 
-
-_LEAVE_GROUPS = "UPDATE work SET policy = NULL WHERE sequence IN ints(:sequences)"
+_LEAVE_GROUP = "UPDATE work SET held_group = NULL WHERE sequence IN ints(:sequences)"
 
 
 def groups_of(tx: SqlTransaction, limits: ClaimLimits, sequences: Sequence[int]) -> dict[int, str]:
@@ -99,13 +109,13 @@ def groups_of(tx: SqlTransaction, limits: ClaimLimits, sequences: Sequence[int])
 
 
 def hold(tx: SqlTransaction, groups: Mapping[int, str]) -> None:
-    """Let unleased or expired events wait in their groups."""
+    """Hold events in their groups; they have no lease, or an expired one."""
     for group in sorted({*groups.values()}):
         sequences = [sequence for sequence, each in groups.items() if each == group]
-        tx.run(_HOLD_IN_GROUP, policy=group, sequences=sequences)
+        tx.run(_HOLD, group=group, sequences=sequences)
 
 
-def allow(
+def choose_from_groups(
     tx: SqlTransaction,
     terms: LeaseTerms,
     limits: ClaimLimits,
@@ -114,11 +124,10 @@ def allow(
     *,
     now: float,
     live_only: bool = True,
-) -> Allowed:
-    """Choose the events of groups that may run now; the caller leases them in this transaction.
+) -> ChosenEvents:
+    """Choose the held events that may run now; the caller leases them in this transaction.
 
-    Events of a group that is none any more, because its pause or policy has ended, wait for
-    nothing from now on.
+    A group whose pause or policy has ended is dissolved.
 
     Args:
         tx: the transaction.
@@ -129,34 +138,39 @@ def allow(
         now: Unix seconds.
         live_only: leases that have expired use no slot.
     """
-    allowed = _Allowance(tx, terms, limits, find, new_token, now, live_only)
+    choice = _Choice(tx, terms, limits, find, new_token, now, live_only)
     for (group,) in tx.all(_LIST_GROUPS):
         limit = limits.groups.get(group)
         if limit is not None:
-            allowed.allow(group, limit)
+            choice.choose(group, limit)
         elif group not in limits.pauses:
-            allowed.more |= tx.run(_LEAVE_GROUP, policy=group, limit=CHUNK) > 0
-    return allowed.result
+            choice.more |= tx.run(_END_GROUP, group=group, limit=CHUNK) > 0
+    return choice.result
 
 
-# -- allowance -----------------------------------------------------------------------------------
+# -- choice --------------------------------------------------------------------------------------
 
-_LOCK_GROUP = "SELECT missing, as_of, clock() FROM policy WHERE name = :name FOR UPDATE SKIP LOCKED"
-
-_ADD_GROUP = """
-INSERT INTO policy (name, missing, as_of) VALUES (:name, 0, 0) ON CONFLICT (name) DO NOTHING
+_LOCK_GROUP = """
+SELECT missing, as_of, clock() FROM token_bucket WHERE held_group = :group FOR UPDATE SKIP LOCKED
 """
 
-_SAVE_TOKENS = "UPDATE policy SET missing = :missing, as_of = :as_of WHERE name = :name"
+_ADD_GROUP = """
+INSERT INTO token_bucket (held_group, missing, as_of) VALUES (:group, 0, 0)
+ON CONFLICT (held_group) DO NOTHING
+"""
+
+_SAVE_TOKENS = """
+UPDATE token_bucket SET missing = :missing, as_of = :as_of WHERE held_group = :group
+"""
 
 _COUNT_RUNNING = """
-SELECT count(*) FROM work WHERE policy = :policy AND lease_owner IS NOT NULL
+SELECT count(*) FROM work WHERE held_group = :group AND lease_owner IS NOT NULL
     AND (lease_until > clock() OR NOT CAST(:live_only AS boolean))
 """
 
 
-class _Allowance:
-    """One call of :func:`allow`."""
+class _Choice:
+    """One call of :func:`choose_from_groups`."""
 
     def __init__(
         self,
@@ -183,8 +197,8 @@ class _Allowance:
         self.more = False
 
     @property
-    def result(self) -> Allowed:
-        return Allowed(
+    def result(self) -> ChosenEvents:
+        return ChosenEvents(
             self._sequences,
             self._superseded,
             self._next_at,
@@ -192,8 +206,8 @@ class _Allowance:
             self.more,
         )
 
-    def allow(self, group: str, limit: GroupLimit) -> None:
-        """Allow events of one group, as many as its limits and the free workers allow."""
+    def choose(self, group: str, limit: GroupLimit) -> None:
+        """Choose events of one group, as many as its limits and the free workers allow."""
         self._waiting = True
         if self._free_workers <= 0:
             return
@@ -205,7 +219,7 @@ class _Allowance:
         most = self._free_workers
         if limit.concurrency is not None:
             running = self._tx.one(
-                _COUNT_RUNNING, policy=group, live_only=self._live_only, now=self._now
+                _COUNT_RUNNING, group=group, live_only=self._live_only, now=self._now
             )
             most = min(most, limit.concurrency - (int(running[0]) if running else 0))
         bucket = None
@@ -217,7 +231,7 @@ class _Allowance:
                 as_of=as_of,
             )
             most = min(most, bucket.available(clock))
-        chosen = self._choose(group, limit, most) if most > 0 else []
+        chosen = self._next_of(group, limit, most) if most > 0 else []
         self._sequences += chosen
         self._free_workers -= len(chosen)
         if bucket is not None:
@@ -225,34 +239,34 @@ class _Allowance:
             if chosen or as_of > clock:
                 bucket.take(clock, len(chosen))
                 missing = bucket.missing(clock)
-                self._tx.run(_SAVE_TOKENS, name=group, missing=missing, as_of=clock)
+                self._tx.run(_SAVE_TOKENS, group=group, missing=missing, as_of=clock)
             if (wait := bucket.wait(clock)) > 0.0:
                 self._come_back(wait)
 
     def _lock(self, group: str) -> tuple[float, float, float] | None:
-        row = self._tx.one(_LOCK_GROUP, name=group, now=self._now)
+        row = self._tx.one(_LOCK_GROUP, group=group, now=self._now)
         if row is None:
-            self._tx.run(_ADD_GROUP, name=group)
-            row = self._tx.one(_LOCK_GROUP, name=group, now=self._now)
+            self._tx.run(_ADD_GROUP, group=group)
+            row = self._tx.one(_LOCK_GROUP, group=group, now=self._now)
         return None if row is None else (float(row[0]), float(row[1]), float(row[2]))
 
     def _come_back(self, seconds: float) -> None:
         at = self._now + seconds
         self._next_at = at if self._next_at is None else min(at, self._next_at)
 
-    def _choose(self, group: str, limit: GroupLimit, most: int) -> list[int]:
-        """Return the next events of a group; paused ones among them move, superseded ones end."""
+    def _next_of(self, group: str, limit: GroupLimit, most: int) -> list[int]:
+        """Return the next events of a group, after it has been regrouped and coalesced."""
         for _ in range(_ROUNDS):
             found = self._find(group, most)
-            if self._move(group, found):
+            if self._regroup(group, found):
                 continue
             if not (limit.coalesce and self._supersede(group, found)):
                 return found
         self.more = True
         return []
 
-    def _move(self, group: str, found: Sequence[int]) -> bool:
-        """Move events that are of another group now, as a pause has begun; say if there were."""
+    def _regroup(self, group: str, found: Sequence[int]) -> bool:
+        """Regroup events whose group has changed, as a pause has begun; say if there were."""
         groups = groups_of(self._tx, self._limits, found)
         if all(groups.get(sequence) == group for sequence in found):
             return False
@@ -262,36 +276,43 @@ class _Allowance:
         hold(self._tx, {sequence: each for sequence, each in groups.items() if each != group})
         free = [sequence for sequence in found if sequence not in groups]
         if free:
-            self._tx.run(_LEAVE_GROUPS, sequences=free)
+            self._tx.run(_LEAVE_GROUP, sequences=free)
             self.more = True
         return True
 
     def _supersede(self, group: str, found: Sequence[int]) -> bool:
-        """End events of which a newer one of their subject and type waits; say if there were."""
+        """End waiting events whose subject has a newer state; say if there were."""
         superseded: dict[int, tuple[str, str]] = {}
         for sequence in found:
-            of_lane = self._waiting_in_lane_of(group, sequence)
-            if len(of_lane) > 1:
-                newest = of_lane[-1][1]
-                superseded |= {number: (key, newest) for number, key in of_lane[:-1]}
+            lane = self._waiting_in_lane_of(group, sequence)
+            first = next((each for each in lane if each.sequence == sequence), None)
+            if first is not None:
+                newest, others = coalesce(first, lane)
+                superseded |= {each.sequence: (each.key, newest.key) for each in others}
         if not superseded:
             return False
         self._end(superseded)
+        self.more = True  # the next event of a lane is held by the next claim
         return True
 
-    def _waiting_in_lane_of(self, group: str, sequence: int) -> list[tuple[int, str]]:
-        listed = self._tx.all(_LIST_LANE, sequence=sequence, limit=_LANE_CHUNK)
-        rows = [row for row in listed if may_coalesce(row[1])]
-        own = next((row[2] for row in rows if row[0] == sequence), None)
+    def _waiting_in_lane_of(self, group: str, sequence: int) -> list[WaitingEvent]:
+        rows = self._tx.all(_LIST_LANE, sequence=sequence, limit=_LANE_CHUNK)
+        events = ((number, key, kind, bytes(raw or b"")) for number, key, kind, raw in rows)
         return [
-            (number, key)
-            for number, key, event_type, raw in rows
-            if event_type == own and self._limits.group_of(event_type, bytes(raw or b"")) == group
+            waiting_event(number, key, kind, raw, now=self._now)
+            for number, key, kind, raw in events
+            if self._limits.group_of(kind, raw) == group
         ]
 
     def _end(self, superseded: Mapping[int, tuple[str, str]]) -> None:
+        """Lease the superseded events, and end them as done without a run."""
         token = self._new_token()
-        rows = self._tx.all(_MARK_SUPERSEDED, sequences=list(superseded), token=token)
+        rows = self._tx.all(
+            _LEASE_SUPERSEDED,
+            sequences=list(superseded),
+            owner=self._terms.owner,
+            token=token,
+        )
         runs = [RunEnd(number, token + number, self._now) for (number,) in rows]
         done = end_all(self._tx, self._terms, runs)
         for run, is_done in zip(runs, done, strict=True):
@@ -312,65 +333,8 @@ WHERE work.lane = (SELECT this.lane FROM work AS this WHERE this.sequence = :seq
 ORDER BY work.sequence LIMIT :limit
 """
 
-# A token without an owner is no lease: of a lane only one event is leased.
-_MARK_SUPERSEDED = """
-UPDATE work SET lease_token = :token + sequence
+# Without a lane, as only one event of a lane may be leased. Their rows end with this transaction.
+_LEASE_SUPERSEDED = """
+UPDATE work SET lease_owner = :owner, lease_token = :token + sequence, lane = NULL
 WHERE sequence IN ints(:sequences) AND lease_owner IS NULL RETURNING sequence
 """
-
-
-# -- pauses --------------------------------------------------------------------------------------
-
-_LIST_PAUSES = """
-SELECT glob, since, actor, reason, until, ended_at, ended_by FROM pause
-WHERE ended_at IS NULL OR CAST(:ended AS boolean) ORDER BY since, id
-"""
-
-# One that is there keeps its beginning: a second pause changes why and how long.
-_CHANGE_PAUSE = """
-UPDATE pause SET until = :until, reason = :reason, actor = :actor
-WHERE glob = :glob AND ended_at IS NULL AND (until IS NULL OR until > :now) RETURNING id
-"""
-
-_END_OVERDUE_PAUSES = """
-UPDATE pause SET ended_at = until, ended_by = '' WHERE ended_at IS NULL AND until <= :now
-"""
-
-_ADD_PAUSE = """
-INSERT INTO pause (glob, since, actor, reason, until)
-VALUES (:glob, :now, :actor, :reason, :until)
-"""
-
-_END_PAUSES = """
-UPDATE pause SET ended_at = :now, ended_by = :actor
-WHERE ended_at IS NULL AND (glob = :glob OR CAST(:glob AS text) IS NULL) RETURNING glob
-"""
-
-
-def pauses(tx: SqlTransaction, *, ended: bool = False) -> list[EventPause]:
-    """Return the pauses that were not resumed; with ``ended`` all of them."""
-    return [
-        EventPause(glob, since, actor, reason, until, ended_at, ended_by or None)
-        for glob, since, actor, reason, until, ended_at, ended_by in tx.all(
-            _LIST_PAUSES, ended=ended
-        )
-    ]
-
-
-def pause(
-    tx: SqlTransaction, glob: str, *, actor: str, reason: str, until: float | None, now: float
-) -> None:
-    """Pause the events whose type matches ``glob``."""
-    tx.run(_END_OVERDUE_PAUSES, now=now)
-    given = {"glob": glob, "actor": actor, "reason": reason, "until": until, "now": now}
-    if tx.one(_CHANGE_PAUSE, **given) is None:
-        tx.run(_ADD_PAUSE, **given)
-    tx.note_change()
-
-
-def resume(tx: SqlTransaction, glob: str | None, *, actor: str, now: float) -> list[str]:
-    """End the pause of ``glob``, None: of all; return the globs of those that were in force."""
-    tx.run(_END_OVERDUE_PAUSES, now=now)
-    ended = [row[0] for row in tx.all(_END_PAUSES, glob=glob, actor=actor, now=now)]
-    tx.note_change()
-    return ended

@@ -313,11 +313,12 @@ def counts(tx: SqlTransaction) -> dict[DeliveryState, int]:
 _OLDEST_WAITING = f"""
 SELECT min(received_at) FROM arrival WHERE sequence IN (
     (SELECT sequence FROM work WHERE queued AND state = 'received' AND lease_owner IS NULL
-        AND policy IS NULL AND lane IS NULL ORDER BY lane, sequence LIMIT 1),
+        AND held_group IS NULL AND lane IS NULL ORDER BY lane, sequence LIMIT 1),
     (SELECT min(sequence + 0) FROM work WHERE queued AND state = 'received' AND lease_owner IS NULL
-        AND policy IS NULL AND lane IS NOT NULL),
-    (SELECT min(sequence + 0) FROM work WHERE lease_owner IS NULL AND policy < '{PAUSED}'),
-    (SELECT min(sequence + 0) FROM work WHERE lease_owner IS NULL AND policy >= '{AFTER_PAUSED}'),
+        AND held_group IS NULL AND lane IS NOT NULL),
+    (SELECT min(sequence + 0) FROM work WHERE lease_owner IS NULL AND held_group < '{PAUSED}'),
+    (SELECT min(sequence + 0) FROM work WHERE lease_owner IS NULL
+        AND held_group >= '{AFTER_PAUSED}'),
     (SELECT min(sequence) FROM work
         WHERE queued AND state IN ('received', 'running') AND lease_owner IS NOT NULL))
 """

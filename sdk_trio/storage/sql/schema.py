@@ -125,7 +125,7 @@ CREATE TABLE arrival (
 # failed_at         when next_attempt_at was decided: shows that a clock was set back since; 0 where
 #                   a run may have ended a process without a trace (`MAY_HAVE_RUN`)
 # lease_token       the run that holds the lease (storage.sql.leases)
-# policy            the group whose limits or pause it waits for or runs under
+# held_group        the group whose limits or pause it waits for or runs under
 #                   (storage.sql.policies)
 _WORK = """
 CREATE TABLE work (
@@ -146,7 +146,7 @@ CREATE TABLE work (
     lease_owner text,
     lease_token bigint,
     lease_until float8,
-    policy text COLLATE "C"
+    held_group text COLLATE "C"
 )
 """
 
@@ -163,22 +163,22 @@ ALTER TABLE work SET (fillfactor = 80, autovacuum_vacuum_scale_factor = 0,
 _WORK_INDEXES = (
     """
 CREATE INDEX work_waiting ON work (lane, sequence)
-WHERE queued AND state = 'received' AND lease_owner IS NULL AND policy IS NULL
+WHERE queued AND state = 'received' AND lease_owner IS NULL AND held_group IS NULL
 """,
     """
 CREATE INDEX work_retrying ON work (next_attempt_at)
-WHERE queued AND state = 'retrying' AND lease_owner IS NULL AND policy IS NULL
+WHERE queued AND state = 'retrying' AND lease_owner IS NULL AND held_group IS NULL
 """,
     "CREATE INDEX work_leased ON work (lease_owner) WHERE lease_owner IS NOT NULL",
     f"CREATE INDEX work_lane ON work (lane, sequence) WHERE lane IS NOT NULL AND {unfinished()}",
     f"CREATE INDEX work_kept ON work (state, sequence) WHERE {in_kept()}",
     """
-CREATE INDEX work_policy ON work (policy, sequence)
-WHERE policy IS NOT NULL AND lease_owner IS NULL
+CREATE INDEX work_held ON work (held_group, sequence)
+WHERE held_group IS NOT NULL AND lease_owner IS NULL
 """,
     """
-CREATE INDEX work_policy_leased ON work (policy)
-WHERE policy IS NOT NULL AND lease_owner IS NOT NULL
+CREATE INDEX work_held_leased ON work (held_group)
+WHERE held_group IS NOT NULL AND lease_owner IS NOT NULL
 """,
     "CREATE INDEX work_suspect ON work (sequence) WHERE process_ends > 0 AND state = 'received'",
 )
@@ -254,9 +254,9 @@ CREATE TABLE lease (
 """
 
 # The token bucket of a group, as storage.sql.policies counts it, by the store's clock.
-_POLICY = """
-CREATE TABLE policy (
-    name text COLLATE "C" PRIMARY KEY,
+_BUCKETS = """
+CREATE TABLE token_bucket (
+    held_group text COLLATE "C" PRIMARY KEY,
     missing float8 NOT NULL,
     as_of float8 NOT NULL
 )
@@ -479,7 +479,7 @@ _COMMON = (
     *_EVIDENCE,
     _CHECKPOINT,
     _LEASE,
-    _POLICY,
+    _BUCKETS,
     _PAUSE,
     *_TENANT,
     *_AUDIT,
