@@ -49,9 +49,10 @@ from ..net.socket import Dial
 from ..records.deliveries import Postponed
 from ..records.policies import Policy
 from ..storage.ports import Inbox
+from .bound import BoundHandler, RoutedHandler
+from .handler import WebhookHandlerBase
 from .outcomes import DeliveryRetries
 from .recording import STORE_RETRY_SECONDS
-from .registry import BoundHandler, RoutedHandler, WebhookHandlerBase
 from .routes import (
     WAITING,
     Judgement,

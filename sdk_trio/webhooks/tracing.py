@@ -17,11 +17,11 @@ from ..events import Event
 from ..records.deliveries import Dead, Done, NewDelivery, Outcome, Parked
 from .answers import Answer, RequestRefusal
 from .arrival import VerifiedDelivery
+from .bound import BoundHandler, BoundHandlers
 from .endpoint import Endpoint
 from .invocation import Invocations
 from .outcomes import Failure
 from .recording import OutcomeRecorder
-from .registry import BoundHandler, BoundHandlers
 from .run import DeliveryRunner
 from .screen import Screened
 

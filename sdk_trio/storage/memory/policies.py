@@ -64,7 +64,7 @@ class Allowance:
     def allows(self, row: MemoryRow) -> bool:
         """Return whether a due row may be claimed now; it uses a slot and a token then."""
         row.policy = None
-        group = self._limits.group_of(row.type, row.raw or b"")
+        group = self._limits.group_of(row.type, row.raw or b"", row.signer)
         if group is None:
             return True
         limit = self._limits.groups.get(group)
@@ -111,5 +111,5 @@ class Allowance:
             and each.type == row.type
             and each.queued
             and each.owner is None
-            if self._limits.group_of(each.type, each.raw or b"") == group
+            if self._limits.group_of(each.type, each.raw or b"", each.signer) == group
         ]

@@ -57,8 +57,8 @@ class Allowed(msgspec.Struct, frozen=True):
 
 # -- groups --------------------------------------------------------------------------------------
 
-_READ_TYPES = "SELECT sequence, type, '' FROM arrival WHERE sequence IN ints(:sequences)"
-_READ_BODIES = "SELECT sequence, type, raw FROM arrival WHERE sequence IN ints(:sequences)"
+_READ_TYPES = "SELECT sequence, type, '', signer FROM arrival WHERE sequence IN ints(:sequences)"
+_READ_BODIES = "SELECT sequence, type, raw, signer FROM arrival WHERE sequence IN ints(:sequences)"
 
 _HOLD_IN_GROUP = """
 UPDATE work SET policy = :policy, lease_owner = NULL, lease_token = NULL, lease_until = NULL,
@@ -94,7 +94,7 @@ def groups_of(tx: SqlTransaction, limits: ClaimLimits, sequences: Sequence[int])
     if not (sequences and (limits.groups or limits.pauses)):
         return {}
     rows = tx.all(_READ_BODIES if limits.reads_bodies else _READ_TYPES, sequences=list(sequences))
-    groups = ((row[0], limits.group_of(row[1], bytes(row[2] or b""))) for row in rows)
+    groups = ((row[0], limits.group_of(row[1], bytes(row[2] or b""), row[3])) for row in rows)
     return {sequence: group for sequence, group in groups if group is not None}
 
 
@@ -285,8 +285,9 @@ class _Allowance:
         own = next((row[2] for row in rows if row[0] == sequence), None)
         return [
             (number, key)
-            for number, key, event_type, raw in rows
-            if event_type == own and self._limits.group_of(event_type, bytes(raw or b"")) == group
+            for number, key, event_type, raw, signer in rows
+            if event_type == own
+            and self._limits.group_of(event_type, bytes(raw or b""), signer) == group
         ]
 
     def _end(self, superseded: Mapping[int, tuple[str, str]]) -> None:
@@ -305,7 +306,7 @@ class _Allowance:
 
 # A lane has the unfinished events of one subject, oldest first.
 _LIST_LANE = f"""
-SELECT work.sequence, arrival.delivery_key, arrival.type, arrival.raw
+SELECT work.sequence, arrival.delivery_key, arrival.type, arrival.raw, arrival.signer
 FROM work JOIN arrival ON arrival.sequence = work.sequence
 WHERE work.lane = (SELECT this.lane FROM work AS this WHERE this.sequence = :sequence)
     AND work.lane IS NOT NULL AND {unfinished("work")} AND work.queued AND work.lease_owner IS NULL
