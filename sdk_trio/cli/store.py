@@ -12,12 +12,14 @@ from typing import TypeVar
 import trio
 
 from ..config import Settings, StorageBackend
+from ..config.options.sources import SourceOptions
 from ..errors import StoreUnavailableError, TenantsDisabledError
 from ..storage import open as storage
 from ..storage.ports import AlertStore, Inbox, Store
 from ..storage.sql.schema import DATABASE_NAME
 from ..tenants.identity import is_tenant_id
 from ..tenants.service import TenantService
+from .parse import UsageError
 from .settings import load
 from .terminal import say
 
@@ -173,6 +175,19 @@ def _opened(settings: Settings) -> AbstractAsyncContextManager[Store]:
 def tenant_path(host: str, identifier: str) -> str:
     """Return the path of a tenant's address, given ``host``, the path of the host's address."""
     return f"{host.rstrip('/')}/{identifier}"
+
+
+def source_named(settings: Settings, name: str) -> SourceOptions:
+    """Return the source that ``--source`` names.
+
+    Raises:
+        UsageError: the settings have no source of this name.
+    """
+    found = next((each for each in settings.sources if each.name == name), None)
+    if found is None:
+        known = ", ".join(each.name for each in settings.sources) or "none"
+        raise UsageError(f"Sdk:Sources has no source {name!r}; it has {known}")
+    return found
 
 
 async def tenant_id_of(settings: Settings, key: str | None) -> str | None:

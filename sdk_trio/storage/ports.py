@@ -371,7 +371,7 @@ class Inbox(Protocol):
     ) -> Sequence[DeliveryRecord]:
         """List the deliveries that meet every given condition, without bodies.
 
-        A source's deliveries have no tenant: give ``tenant_id`` or ``source``, not both.
+        A source's deliveries have no tenant, so none meets both conditions.
         ``since`` and ``until`` are Unix seconds of arrival. ``until`` and both sequences are not
         included. ``oldest_first`` is by rising sequence; None: with ``after_sequence`` only.
         """

@@ -308,6 +308,7 @@ class AppUnderTest:
         data: Any = None,
         *,
         source: str | None = None,
+        type: str | None = None,
         webhook_id: str | None = None,
         settle: bool = True,
         expect: DeliveryState | str | None = None,
@@ -321,6 +322,7 @@ class AppUnderTest:
             data: merged into the sample's ``data``; of a source, any JSON value, as for
                 :meth:`sign_as`.
             source: deliver as the sender of this source; None: as the upstream.
+            type: with ``source`` and an exact body: the type, where the sender has it in a header.
             webhook_id: default: a new one.
             settle: False: return with the response, while an enqueued handler may still run.
             expect: the state that the event must then have, such as ``done``.
@@ -338,7 +340,7 @@ class AppUnderTest:
         if isinstance(event, SignedDelivery | SourceDelivery):
             signed = event
         elif source is not None and isinstance(event, str | bytes):
-            signed = self.sign_as(source, event, data, webhook_id=webhook_id)
+            signed = self.sign_as(source, event, data, type=type, webhook_id=webhook_id)
         else:
             signed = self.sign(cast("Any", event), data, webhook_id=webhook_id)
         url = self.url if source is None else self._url_of(self._source(source).route)

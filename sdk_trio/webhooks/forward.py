@@ -43,7 +43,7 @@ from ..errors import (
     Problem,
     StoreUnavailableError,
 )
-from ..events import Event
+from ..events import Event, SourceEvent
 from ..net.poster import HttpPoster, PostAnswer, dial_private, dial_unix
 from ..net.socket import Dial
 from ..records.deliveries import Postponed
@@ -382,6 +382,8 @@ class ForwardHandler(WebhookHandlerBase[Any]):
         headers["sdk-attempt"] = str(event.attempt)
         if event.tenant is not None:
             headers["sdk-tenant"] = event.tenant.identifier
+        if isinstance(event, SourceEvent):
+            headers["sdk-source"] = event.source
         if event.attempt < self._retries.max_attempts:
             longest = longest_wait(
                 event.attempt,

@@ -12,14 +12,13 @@ import msgspec
 import pydantic
 import pytest
 import trio
+from support.sources import BY_NAME, SENDERS, Sender, settings_of
 
 from sdk_trio import HandlerRegistry, RetryLater
 from sdk_trio.errors import HandlerRegistrationError
 from sdk_trio.events import Event, SourceEvent
 from sdk_trio.records.deliveries import DeliveryState
 from sdk_trio.testing import AppUnderTest, running_app, settings_for_tests
-
-from ..support.sources import BY_NAME, SENDERS, Sender, settings_of
 
 SOURCES = settings_of()
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from support.sources import BY_NAME, SENDERS, Sender, as_asgi
 
 from sdk_trio.config.fields import HmacAlgorithm, HmacEncoding, SourceScheme
 from sdk_trio.config.options.sources import SourceOptions
@@ -18,8 +19,6 @@ from sdk_trio.config.secret import Secret
 from sdk_trio.webhooks.sources.schemes import Genuine, Keys, Scheme
 from sdk_trio.webhooks.sources.signing import make_body, sign_as
 from sdk_trio.webhooks.verdict import Cause, Rejected
-
-from ..support.sources import BY_NAME, SENDERS, Sender, as_asgi
 
 NOW = 1_700_000_000
 ID = "evt_1"

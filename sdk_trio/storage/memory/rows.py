@@ -343,6 +343,8 @@ class Deliveries:
             oldest_first = after_sequence is not None
         rows = self.by_sequence.values() if oldest_first else reversed(self.by_sequence.values())
         if source is not None:
+            if equal.get("tenant_id") is not None:
+                return []
             equal["tenant_id"] = signer_of(source)
         wanted = [(name, value) for name, value in equal.items() if value is not None]
         matching = (

@@ -202,6 +202,8 @@ def find(
     limit: int = 50,
 ) -> list[DeliveryRecord]:
     """List deliveries without bodies; see :meth:`Inbox.find`."""
+    if tenant_id is not None and source is not None:
+        return []
     if oldest_first is None:
         oldest_first = after_sequence is not None
     given: dict[str, Any] = {

@@ -14,7 +14,7 @@ from ...config.options.sources import SourceOptions
 from ...config.secret import parse_secret
 from ..signed_request import sign_body
 from .places import DeliveryPlace, with_member
-from .schemes import HmacScheme, Layout, Scheme, digest_of, id_of
+from .schemes import HmacScheme, Layout, Scheme, digest_of, id_of, layout_of
 
 
 @attrs.frozen
@@ -38,8 +38,15 @@ def make_body(
         webhook_id: set at the place of the id, if that is in the body.
         timestamp: likewise, Unix seconds.
     """
+    document = with_member({}, layout_of(options).data, data)
+    return named(options, event_type, document, webhook_id=webhook_id, timestamp=timestamp)
+
+
+def named(
+    options: SourceOptions, event_type: str, document: Any, *, webhook_id: str, timestamp: int
+) -> bytes:
+    """Return a document as a body, with its id, type and time where the scheme has them in it."""
     scheme = Scheme.of(options)
-    document = with_member({}, scheme.layout.data, data)
     constants = scheme.hmac
     places = [(scheme.layout.type, event_type)]
     if constants is not None:
