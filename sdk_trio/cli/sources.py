@@ -19,6 +19,7 @@ if not describing():
     from ..webhooks.signed_request import post
     from ..webhooks.sources.signing import SourceDelivery, make_body, named, new_id, sign_as
     from .receiver import reach
+    from .sign import NoSecretError
     from .store import source_named
     from .terminal import Progress
 
@@ -68,8 +69,6 @@ def sign_with(
     Raises:
         NoSecretError: nothing can be signed.
     """
-    from .sign import NoSecretError
-
     try:
         return sign_as(
             options,

@@ -14,7 +14,6 @@ from urllib.parse import urlsplit
 import attrs
 
 from ..errors import EXIT_FAILURE, StorageError, TenantCredentialsError, UnknownTenantError
-from . import sources
 from .parse import UsageError, add_format, add_number, add_secret, add_source, describing
 
 if not describing():
@@ -28,6 +27,7 @@ if not describing():
     from ..runtime.presence import DEV_SECRET, Presence
     from ..storage.ports import Inbox
     from ..webhooks.signed_request import post, sign_body
+    from . import sources
     from .application import import_registry
     from .events import find_event
     from .receiver import reach

@@ -11,6 +11,7 @@ import pytest
 import trio
 from support.admin import TOKEN, administered
 from support.command_line import CommandLine
+from support.deliveries import memory_inbox
 from support.sources import BY_NAME, SENDERS, as_asgi, settings_of
 from support.waiting import until
 
@@ -18,6 +19,7 @@ from sdk_trio import HandlerRegistry
 from sdk_trio.admin.follow import open_feed
 from sdk_trio.config import Settings
 from sdk_trio.records.deliveries import Dead, NewDelivery
+from sdk_trio.runtime.alerts import _last_of_upstream
 from sdk_trio.storage.open import open_inbox
 from sdk_trio.webhooks.sources.schemes import Genuine, Keys, Scheme
 
@@ -276,3 +278,29 @@ async def test_the_feed_of_a_source_has_no_event_of_another() -> None:
             nursery.cancel_scope.cancel()
 
     assert all(key.endswith(".@paddle") for key in keys)
+
+
+@pytest.mark.parametrize(
+    ("arrived", "silent_since", "expected"),
+    [
+        (["stripe", "stripe"], -1.0, None),
+        (["", "stripe"], -1.0, 0.0),
+        (["stripe", ""], -1.0, 1.0),
+        (["", *["stripe"] * 600], -1.0, 0.0),
+        # Silent for longer than anyone asks: the upstream's came before the oldest that was read.
+        (["", *["stripe"] * 600], 150.0, 100.0),
+    ],
+)
+async def test_deliveries_of_sources_do_not_end_the_upstreams_silence(
+    arrived: list[str], silent_since: float, expected: float | None
+) -> None:
+    inbox = memory_inbox()
+    for number, source in enumerate(arrived):
+        signer = f"@{source}" if source else ""
+        await inbox.park(
+            NewDelivery(f"evt_{number}", "a", b"{}", number, float(number), signer=signer)
+        )
+
+    last = await _last_of_upstream(inbox, silent_since=silent_since)
+
+    assert last == expected
