@@ -69,6 +69,8 @@ class TracedEndpoint(Endpoint):
         route = self._host_route if request.path == self._host_route else None
         if screened.identifier is not None:
             route = self._tenant_route
+        elif screened.source is not None:
+            route = screened.source.path
         server = request.server or (None, None)
         inside = get_current_span()
         return self._tracer.start_span(
