@@ -461,6 +461,18 @@ def test_an_id_that_cannot_be_one_here_is_its_digest(sent: str, stored: str | No
     assert (verdict.webhook_id if isinstance(verdict, Genuine) else None) == stored
 
 
+@EACH
+def test_an_id_of_catch_up_is_taken_from_no_sender(sender: Sender) -> None:
+    webhook_id = "sdkstate_0123456789abcdef"
+    body = sender.body(webhook_id)
+    headers = as_asgi(sender.headers(webhook_id, NOW, body))
+
+    verdict = verify(sender.options, headers, body)
+
+    assert isinstance(verdict, Genuine)
+    assert verdict.webhook_id.startswith("sha256-")
+
+
 def test_without_a_place_for_it_the_id_is_a_digest_of_the_body() -> None:
     own = custom()
     one, two = (

@@ -26,6 +26,7 @@ from ...config.fields import HmacAlgorithm, HmacEncoding, KeyDerivation, SourceS
 from ...config.options.sources import SourceOptions
 from ...config.secret import parse_secret
 from ...events.decoding import MAX_TYPE_LENGTH
+from ...records.synthetic import is_synthetic
 from ..signature import MAX_ENTRIES, MAX_ID_BYTES, Keyring, is_valid_id
 from ..verdict import Accepted, Cause, Delivery, Rejected, outside_tolerance, verify_delivery
 from .places import MAX_HEADER_BYTES, DeliveryPlace, entries_of, pointer_of
@@ -319,6 +320,9 @@ class Scheme(msgspec.Struct, frozen=True):
             0 < len(subject) <= MAX_SUBJECT_LENGTH and subject.isprintable()
         ):
             subject = None
+        # Only catch-up makes such ids, of the upstream's records.
+        if is_synthetic(webhook_id):
+            webhook_id = digest_of(webhook_id.encode())
         return Genuine(webhook_id, seconds, event_type, subject)
 
 
