@@ -1,7 +1,7 @@
 """Handlers of sources: other senders beside the upstream, each with its own types."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar, Unpack
+from typing import Any, TypeAlias, TypeVar, Unpack
 
 import msgspec
 
@@ -9,6 +9,7 @@ from ..errors import HandlerRegistrationError
 from ..events.source_event import DataClass, SourceEvent
 from ..records.deliveries import signer_of
 from ..records.policies import PolicyArguments
+from ..storage.effects import Transaction
 from .bound import BoundHandler, HandlersOfSource
 from .handler import Handler, WebhookHandlerBase
 from .registration import (
@@ -21,7 +22,9 @@ from .registration import (
 from .services import Services
 from .sources.schemes import layout_of
 
-H = TypeVar("H", bound=Handler[Any])
+#: Everything that can be registered, a function of the event and a transaction included.
+SourceHandler: TypeAlias = Handler[Any] | Callable[[Any, Transaction[Any]], None]
+H = TypeVar("H", bound=SourceHandler)
 
 
 class SourceHandlers:
@@ -46,7 +49,7 @@ class SourceHandlers:
     def register(
         self,
         event_type: str,
-        handler: Handler[Any],
+        handler: SourceHandler,
         data_class: type[Any] | None = None,
         *,
         enqueue: bool = False,
