@@ -36,6 +36,7 @@ from .known import (
 {known})
 from .payloads import (
 {payloads})
+from .source_event import SourceEvent
 
 __all__ = [
     # the catalogue and decoding
@@ -54,6 +55,7 @@ __all__ = [
     # events
     "Event",
     "UnknownEvent",
+    "SourceEvent",
 {events}    # data
     "Payload",
 {data}]

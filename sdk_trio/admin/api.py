@@ -205,6 +205,7 @@ class EventAnswerer:
             before_sequence=query.before,
             subject=query.subject,
             tenant_id=tenant_id,
+            source=query.source,
             oldest_first=reads_oldest_first(query),
             # One more than shown, to know whether there is a next page.
             limit=query.limit + 1,
@@ -241,23 +242,28 @@ class EventAnswerer:
         found = await self._inbox.find(
             subject=record.subject,
             tenant_id=record.tenant_id,
+            source=record.source,
             oldest_first=newer,
             after_sequence=record.sequence if newer else None,
             before_sequence=None if newer else record.sequence,
             limit=_NEIGHBOURS,
         )
-        return next((each.key for each in found if each.tenant_id == record.tenant_id), None)
+        owner = record.tenant_id, record.source
+        return next((each.key for each in found if (each.tenant_id, each.source) == owner), None)
 
-    async def dead_groups(self, *, type: str | None, tenant: str | None) -> Reply:
+    async def dead_groups(
+        self, *, type: str | None, tenant: str | None, source: str | None = None
+    ) -> Reply:
         """Return the newest dead letters in groups of the same type and error, largest first."""
         tenant_id = await self.tenant_id(tenant)
-        groups: dict[tuple[str, str], dict[str, Any]] = {}
+        groups: dict[tuple[str, str, str], dict[str, Any]] = {}
         counted, before, more = 0, None, True
         while more and counted < GROUPED:
             page = await self._inbox.find(
                 type=type,
                 state=DeliveryState.DEAD,
                 tenant_id=tenant_id,
+                source=source,
                 before_sequence=before,
                 limit=_PAGE,
             )
@@ -342,6 +348,7 @@ class EventAnswerer:
                 since=parse_moment(given, "since"),
                 until=parse_moment(given, "until"),
                 tenant_id=tenant_id,
+                source=order.source,
                 after_sequence=after,
                 before_sequence=None if through is None else through + 1,
                 oldest_first=True,
@@ -396,13 +403,15 @@ GROUPED = 5000
 _NEIGHBOURS = 20
 
 
-def _group(groups: dict[tuple[str, str], dict[str, Any]], record: DeliveryRecord) -> None:
+def _group(groups: dict[tuple[str, str, str], dict[str, Any]], record: DeliveryRecord) -> None:
     """Count a dead letter in its group; they come newest first."""
-    name = (record.type, error_group(record.last_error))
+    name = (record.type, error_group(record.last_error), record.source or "")
+    source = {} if record.source is None else {"source": record.source}
     row = groups.setdefault(
         name,
         {
             "type": record.type,
+            **source,
             "error": name[1],
             "count": 0,
             "oldest_at": record.received_at,

@@ -598,8 +598,9 @@ class AdminApp:
         )
 
     async def _dead(self, query: bytes) -> Reply:
-        given = parameters(query, ("type", "tenant"))
-        return await self._events.dead_groups(type=given.get("type"), tenant=given.get("tenant"))
+        given = parameters(query, ("type", "tenant", "source"))
+        type_, tenant, source = map(given.get, ("type", "tenant", "source"))
+        return await self._events.dead_groups(type=type_, tenant=tenant, source=source)
 
     async def _newest(self) -> int:
         return await self._observed.stores()[0].last_sequence()

@@ -113,6 +113,7 @@ class FeedQuery:
     types: tuple[str, ...] = ()
     state: DeliveryState | None = None
     tenant: str | None = None
+    source: str | None = None
     body: bool = False
     relay: bool = False
     most: int | None = None
@@ -122,6 +123,7 @@ class FeedQuery:
         return (
             self.state in (None, record.state)
             and (tenant_id is None or record.tenant_id == tenant_id)
+            and (self.source is None or record.source == self.source)
             and (not self.types or any(fnmatchcase(record.type, each) for each in self.types))
         )
 
@@ -150,6 +152,7 @@ def parse_feed(query: bytes) -> FeedQuery:
         types=_words(given.get("types")),
         state=None if state is None else DeliveryState(state),
         tenant=given.get("tenant"),
+        source=given.get("source"),
         body=given.get("body") == "1",
         relay=given.get("relay") == "1",
         most=parse_number(given, "most", None, 1, 1000),
@@ -467,6 +470,7 @@ class Feed:
             type=exact,
             state=query.state,
             tenant_id=listener.tenant_id,
+            source=query.source,
             before_sequence=until + 1,
         )
         if query.most is None:
@@ -618,6 +622,8 @@ class Feed:
             # Those evicted from the ring since the last poll.
             listener.dropped += fresh - len(rows)
             for row in reversed(rows):
+                if listener.query.source not in (None, row.get("source")):
+                    continue
                 listener.offer({"kind": "rejected", "at": row["at"], "rejection": row})
 
     async def _poll_tenants(self) -> None:

@@ -427,6 +427,7 @@ async def open_feed(
     types: Sequence[str] = (),
     state: str | None = None,
     tenant: str | None = None,
+    source: str | None = None,
     body: bool = False,
     relay: bool = False,
     context: ssl.SSLContext | None = None,
@@ -445,6 +446,7 @@ async def open_feed(
         types: only these event types; ``*`` matches any text.
         state: only deliveries in this state.
         tenant: only events of this tenant, by identifier or id.
+        source: only events of this source, by name.
         body: each delivery carries its body, ``raw`` or ``raw_base64``.
         relay: and its signed headers, ``headers``.
         context: the TLS context of ``https`` and ``wss``; None: the system's authorities.
@@ -457,6 +459,7 @@ async def open_feed(
         "types": ",".join(types),
         "state": state,
         "tenant": tenant,
+        "source": source,
         "body": "1" if body else None,
         "relay": "1" if relay else None,
     }

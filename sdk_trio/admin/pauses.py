@@ -7,25 +7,31 @@ import msgspec
 import trio
 
 from ..base.clock import wall
-from ..records.policies import EventPause, glob_problem
+from ..config.fields import Form, check_form
+from ..records.policies import EventPause, glob_of, glob_problem, split_glob
 from .api import USUAL_ACTOR, Actions, Reply, document, problem
 from .query import LONGEST_REASON, BadQueryError, check_line, parse_moment, parse_request
 from .status import RunningProgram
 
 
 class PauseRequest(msgspec.Struct, frozen=True):
-    """The request of ``POST /api/pause``: the types, until when, why, and who wants it."""
+    """The request of ``POST /api/pause``: the types, until when, why, and who wants it.
+
+    ``source`` is the source of the events; without it, they are the upstream's.
+    """
 
     type: str
+    source: str | None = None
     until: str | None = None
     reason: str | None = None
     actor: str | None = None
 
 
 class ResumeRequest(msgspec.Struct, frozen=True):
-    """The request of ``POST /api/resume``: the glob of the pause, and who wants it."""
+    """The request of ``POST /api/resume``: the glob of the pause, its source, and who wants it."""
 
     type: str
+    source: str | None = None
     actor: str | None = None
 
 
@@ -59,20 +65,22 @@ class PauseAnswerer:
         check_line("reason", wanted.reason, LONGEST_REASON)
         if (wrong := glob_problem(wanted.type)) is not None:
             raise BadQueryError(f"type: {wrong}")
+        check_source(wanted.source)
         given = {} if wanted.until is None else {"until": wanted.until}
         until, now = parse_moment(given, "until"), self._clock()
         if until is not None and until <= now:
             await trio.lowlevel.checkpoint()
             return problem(409, "until takes a time in the future")
         actor = wanted.actor or USUAL_ACTOR
+        glob = glob_of(wanted.type, wanted.source)
         await self._inbox.pause(
-            wanted.type,
+            glob,
             actor=f"{actor} ({address or 'unix socket'})",
             reason=wanted.reason or "",
             until=until,
             now=now,
         )
-        self._actions.note("pause", actor=actor, address=address, ids=[wanted.type])
+        self._actions.note("pause", actor=actor, address=address, ids=[glob])
         return document(200, await self._shown_active())
 
     async def resume(self, body: bytes, address: str | None) -> Reply:
@@ -83,8 +91,10 @@ class PauseAnswerer:
         """
         wanted: ResumeRequest = parse_request(body, ResumeRequest)
         actor = wanted.actor or USUAL_ACTOR
+        check_source(wanted.source)
+        glob = glob_of(wanted.type, wanted.source)
         ended = await self._inbox.resume(
-            wanted.type, actor=f"{actor} ({address or 'unix socket'})", now=self._clock()
+            glob, actor=f"{actor} ({address or 'unix socket'})", now=self._clock()
         )
         if not ended:
             return problem(404, "this type is not paused")
@@ -102,4 +112,11 @@ class PauseAnswerer:
 
 def _shown(pause: EventPause) -> dict[str, Any]:
     fields = {name: getattr(pause, name) for name in ("since", "until", "actor", "reason")}
-    return {"type": pause.glob, **fields}
+    source, types = split_glob(pause.glob)
+    return {"type": types, **({} if source is None else {"source": source}), **fields}
+
+
+def check_source(name: str | None) -> None:
+    """Raise :class:`BadQueryError` for a text that cannot be the name of a source."""
+    if name is not None and check_form(Form.SLUG, name, development=False):
+        raise BadQueryError("source takes the name of a source")

@@ -60,13 +60,15 @@ class BadQueryError(ValueError):
 class ListQuery(msgspec.Struct, frozen=True):
     """The filter and the order of ``GET /api/events``.
 
-    ``tenant`` is an identifier or an id; ``since`` and ``until`` are Unix seconds, the latter not
-    included; ``after`` and ``before`` are sequences that are not included either.
+    ``tenant`` is an identifier or an id, ``source`` a name; ``since`` and ``until`` are Unix
+    seconds, the latter not included; ``after`` and ``before`` are sequences that are not included
+    either.
     """
 
     type: str | None = None
     state: DeliveryState | None = None
     tenant: str | None = None
+    source: str | None = None
     subject: str | None = None
     since: float | None = None
     until: float | None = None
@@ -88,6 +90,7 @@ class ReplayRequest(msgspec.Struct, frozen=True):
     state: Literal["dead", "parked", "retrying"] | None = None
     type: str | None = None
     tenant: str | None = None
+    source: str | None = None
     error: str | None = None
     since: str | None = None
     until: str | None = None
@@ -98,7 +101,7 @@ class ReplayRequest(msgspec.Struct, frozen=True):
 
 
 #: Fields that filter the events of a state; the token of a dry run covers all of them.
-FILTER = ("state", "type", "tenant", "error", "since", "until")
+FILTER = ("state", "type", "tenant", "source", "error", "since", "until")
 
 
 def parse_list(query: bytes) -> ListQuery:
@@ -121,6 +124,7 @@ def parse_list(query: bytes) -> ListQuery:
         type=given.get("type"),
         state=None if state is None else DeliveryState(state),
         tenant=given.get("tenant"),
+        source=given.get("source"),
         subject=given.get("subject"),
         since=parse_moment(given, "since"),
         until=parse_moment(given, "until"),

@@ -125,6 +125,7 @@ class Threaded:
         it for applications without mounts or a lifespan, such as Django.
         """
         own = self.settings.webhooks.path
+        routes = {own, *(source.route for source in self.settings.sources)}
         tenants = f"{own.rstrip('/')}/" if self.settings.multi_tenant.enabled else None
 
         async def application(scope: Scope, receive: Receive, send: Send) -> None:
@@ -132,7 +133,7 @@ class Threaded:
                 await _Lifespan(self.lifespan, app).serve(scope, receive, send)
                 return
             path = scope.get("path", "")
-            mine = path == own or (tenants is not None and path.startswith(tenants))
+            mine = path in routes or (tenants is not None and path.startswith(tenants))
             await (self if mine and scope["type"] == "http" else app)(scope, receive, send)
 
         return application

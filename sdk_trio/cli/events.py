@@ -23,6 +23,7 @@ from .parse import (
     add_format,
     add_limit,
     add_moment,
+    add_source,
     describing,
     moment_text,
 )
@@ -83,6 +84,13 @@ LIST_COLUMNS = (
     "last_error",
 )
 
+LIST_COLUMNS_OF_SOURCES = (*LIST_COLUMNS[:2], "source", *LIST_COLUMNS[2:])
+
+
+def _require_one_owner(arguments: Namespace) -> None:
+    if arguments.tenant is not None and arguments.source is not None:
+        raise UsageError("give --tenant or --source: the events of a source have no tenant")
+
 
 def readable_body(raw: bytes | None) -> str:
     """Return a body for people: JSON indented, anything else as text, safe for a terminal."""
@@ -110,6 +118,7 @@ def list_arguments(parser: ArgumentParser) -> None:
         "--subject", metavar="ID", help="only events about this object, such as an order's id"
     )
     parser.add_argument("--tenant", metavar="T", help="only this tenant's, by name or id")
+    add_source(parser, "only this source's")
     add_moment(parser, "--since", "only events received since T")
     add_limit(parser)
     add_format(parser)
@@ -118,6 +127,7 @@ def list_arguments(parser: ArgumentParser) -> None:
 def list_events(arguments: Namespace) -> int:
     """Print the newest events, newest first."""
     state = DeliveryState(arguments.state) if arguments.state else None
+    _require_one_owner(arguments)
     settings = load(arguments)
 
     async def find() -> Sequence[DeliveryRecord]:
@@ -129,13 +139,17 @@ def list_events(arguments: Namespace) -> int:
                 since=arguments.since,
                 subject=arguments.subject,
                 tenant_id=tenant_id,
+                source=arguments.source,
                 limit=arguments.limit + 1,
             )
 
+    rows = [listed(record) for record in trio.run(find)]
+    # People without sources do not read of them.
+    of_sources = any("source" in row for row in rows)
     print_list(
         arguments,
-        [listed(record) for record in trio.run(find)],
-        LIST_COLUMNS,
+        rows,
+        LIST_COLUMNS_OF_SOURCES if of_sources else LIST_COLUMNS,
         nothing="no events",
         limit=arguments.limit,
         more="--limit N, or --since T, --state S, --type T",
@@ -187,6 +201,12 @@ async def find_event(
         return record, await inbox.attempts(record.key), await inbox.evidence(record.key)
 
 
+def _signer_of(record: DeliveryRecord) -> str:
+    if record.source is not None:
+        return f"source {record.source}"
+    return f"tenant {record.signer}" if record.signer else "the host"
+
+
 def _next_run(record: DeliveryRecord) -> str | None:
     if record.state not in UNFINISHED:
         return None
@@ -198,7 +218,8 @@ def _print_event(record: DeliveryRecord, attempts: Sequence[AttemptRecord]) -> N
         "webhook_id": record.webhook_id,
         "key": record.key if record.signer else None,
         "tenant": record.tenant_id,
-        "signed by": {None: None, "": "the host"}.get(record.signer, f"tenant {record.signer}"),
+        "source": record.source,
+        "signed by": _signer_of(record),
         "type": record.type,
         "state": record.state,
         "next run by": _next_run(record),
@@ -265,6 +286,7 @@ def replay_arguments(parser: ArgumentParser) -> None:
         "--subject", metavar="ID", help="with --state: only events about this object"
     )
     parser.add_argument("--tenant", metavar="T", help="with --state: only this tenant's events")
+    add_source(parser, "with --state: only this source's events")
     add_moment(parser, "--since", "with --state: only events received since T")
     add_moment(parser, "--until", "with --state: only events received before T")
     parser.add_argument(
@@ -292,12 +314,13 @@ def replay(arguments: Namespace) -> int:
     if bool(arguments.ids) == bool(arguments.state):
         both = "; not both" if arguments.ids else ""
         raise UsageError(f"give the ids of events, or --state dead, parked or retrying{both}")
-    choices = ("type", "subject", "tenant", "since", "until", "error", "route")
+    choices = ("type", "subject", "tenant", "source", "since", "until", "error", "route")
     if arguments.ids and any(getattr(arguments, each) is not None for each in choices):
         raise UsageError(
-            "--type, --subject, --tenant, --since, --until, --error and --route filter the events "
-            "of a --state: remove them, or give a --state instead of ids"
+            "--type, --subject, --tenant, --source, --since, --until, --error and --route filter "
+            "the events of a --state: remove them, or give a --state instead of ids"
         )
+    _require_one_owner(arguments)
     if arguments.again and not arguments.ids:
         raise UsageError("--again is for events that are named by their ids")
     if arguments.error is not None and not arguments.error.strip():
@@ -346,6 +369,7 @@ async def _candidates(settings: Settings, arguments: Namespace) -> list[ReplayCa
             error=arguments.error,
             subject=arguments.subject,
             tenant_id=tenant_id,
+            source=arguments.source,
             wanted=wanted,
         )
 
@@ -361,7 +385,9 @@ def _taken_by(
     async def is_taken(record: DeliveryRecord) -> bool:
         await trio.lowlevel.checkpoint()
         whole = await inbox.get(record.key) if by_body else record
-        return whole is not None and first_match(routes, whole.type, whole.raw) == place
+        return whole is not None and (
+            first_match(routes, whole.type, whole.raw, whole.source) == place
+        )
 
     return is_taken
 
@@ -419,6 +445,7 @@ def tail_arguments(parser: ArgumentParser) -> None:
         "--state", choices=[state.value for state in DeliveryState], help="only in this state"
     )
     parser.add_argument("--tenant", metavar="T", help="only this tenant's, by name or id")
+    add_source(parser, "only this source's")
     add_moment(parser, "--since", "first print the events received since T")
     parser.add_argument("--body", action="store_true", help="print the body of each arrival")
     add_feed(parser)
@@ -431,6 +458,7 @@ def tail(arguments: Namespace) -> int:
     Raises:
         FeedRefusedError: the receiver of ``--from`` refuses.
     """
+    _require_one_owner(arguments)
     settings = load(arguments)
     trio.run(_tail if arguments.from_ is None else _tail_feed, settings, arguments)
     return 0
@@ -438,7 +466,7 @@ def tail(arguments: Namespace) -> int:
 
 async def _tail(settings: Settings, arguments: Namespace) -> None:
     tenant_id = await tenant_id_of(settings, arguments.tenant)
-    wanted = TailFilter(arguments.type, arguments.state, tenant_id)
+    wanted = TailFilter(arguments.type, arguments.state, tenant_id, arguments.source)
     printer = TailPrinter(as_json=arguments.format == "json")
     async with open_inbox(settings) as inbox:
         tailer = Tailer(inbox, wanted.exact_type)
@@ -466,6 +494,7 @@ async def _arrived_since(inbox: Inbox, since: float, wanted: TailFilter) -> list
         page = await inbox.find(
             type=wanted.exact_type,
             tenant_id=wanted.tenant_id,
+            source=wanted.source,
             since=since,
             after_sequence=after,
             limit=PAGE,
@@ -490,6 +519,7 @@ async def _tail_feed(settings: Settings, arguments: Namespace) -> None:
         types=(arguments.type,) if arguments.type else (),
         state=arguments.state,
         tenant=arguments.tenant,
+        source=arguments.source,
         body=arguments.body,
     ) as feed:
         async for message in feed:
@@ -517,6 +547,7 @@ class TailFilter:
     type: str | None
     state: str | None
     tenant_id: str | None
+    source: str | None = None
 
     @property
     def exact_type(self) -> str | None:
@@ -529,6 +560,7 @@ class TailFilter:
             (self.type is None or fnmatchcase(record.type, self.type))
             and self.state in (None, record.state)
             and self.tenant_id in (None, record.tenant_id)
+            and self.source in (None, record.source)
         )
 
 

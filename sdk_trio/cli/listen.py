@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 import attrs
 
 from ..errors import EXIT_UNAVAILABLE, SdkError
-from .parse import UsageError, add_feed, add_format, add_number, describing
+from .parse import UsageError, add_feed, add_format, add_number, add_source, describing
 
 if not describing():
     import filelock
@@ -201,7 +201,10 @@ def cursor_file(arguments: Namespace, source: FeedSource) -> Path:
     """Return the file of ``--cursor``, or else the default for source, target and tenant."""
     if arguments.cursor:
         return Path(arguments.cursor)
-    words = json.dumps([feed_url(source.url), arguments.forward_to, arguments.tenant])
+    words = json.dumps(
+        [feed_url(source.url), arguments.forward_to, arguments.tenant]
+        + ([] if arguments.source is None else [arguments.source])
+    )
     name = hashlib.sha256(words.encode()).hexdigest()[:16]
     state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
     return Path(state) / "sdk_trio" / f"listen-{name}.json"
@@ -217,6 +220,7 @@ def listen_arguments(parser: ArgumentParser) -> None:
         "--events", metavar="TYPES", default="", help="only these types, such as order.*,refund.*"
     )
     parser.add_argument("--tenant", metavar="T", help="only this tenant's, by name or id")
+    add_source(parser, "only this source's")
     add_feed(parser)
     parser.add_argument(
         "--secret-env",
@@ -310,6 +314,7 @@ async def _listen(source: FeedSource, relay: Relay, arguments: Namespace) -> Non
         "kinds": ("delivery",),
         "types": tuple(word.strip() for word in arguments.events.split(",") if word.strip()),
         "tenant": arguments.tenant,
+        "source": arguments.source,
         "relay": True,
     }
     async with (

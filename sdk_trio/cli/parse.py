@@ -560,6 +560,11 @@ def add_moment(
     parser.add_argument(option, metavar="T", type=kind, required=required, help=help)
 
 
+def add_source(parser: argparse.ArgumentParser, help: str) -> None:
+    """Add ``--source``, the name of another sender than the upstream."""
+    parser.add_argument("--source", metavar="NAME", help=f"{help}, by the name in the settings")
+
+
 def add_secret(parser: argparse.ArgumentParser) -> None:
     """Add the option for the secret to sign or verify with."""
     parser.add_argument(

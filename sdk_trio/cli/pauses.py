@@ -5,7 +5,14 @@ from __future__ import annotations
 import time
 from argparse import ArgumentParser, Namespace
 
-from .parse import UsageError, add_format, add_who_and_why, describing, parse_ahead
+from .parse import (
+    UsageError,
+    add_format,
+    add_source,
+    add_who_and_why,
+    describing,
+    parse_ahead,
+)
 
 if not describing():
     from collections.abc import Sequence
@@ -14,9 +21,15 @@ if not describing():
     from msgspec.structs import asdict
 
     from ..config import Settings
-    from ..records.policies import EventPause, glob_problem
+    from ..records.policies import (
+        EventPause,
+        glob_of,
+        glob_problem,
+        name_of_glob,
+        split_glob,
+    )
     from .settings import load
-    from .store import checked_actor, checked_reason, open_inbox
+    from .store import checked_actor, checked_reason, open_inbox, source_named
     from .terminal import print_list, say
 
 COLUMNS = ("type", "since", "until", "actor", "reason")
@@ -30,6 +43,7 @@ def pause_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--type", metavar="GLOB", required=True, help="the types to pause, such as order.*"
     )
+    add_source(parser, "events of this source, instead of the upstream's")
     parser.add_argument(
         "--until",
         metavar="T",
@@ -52,8 +66,12 @@ def pause(arguments: Namespace) -> int:
     if until is not None and until <= now:
         raise UsageError(f"--until takes a time in the future, not {arguments.until!r}")
     settings = load(arguments)
+    # Otherwise a misspelt name would pause nothing.
+    if arguments.source is not None:
+        source_named(settings, arguments.source)
     actor, reason = checked_actor(arguments), checked_reason(arguments) or ""
-    (kept,) = trio.run(_pause, settings, arguments.type, actor, reason, until, now)
+    glob = glob_of(arguments.type, arguments.source)
+    (kept,) = trio.run(_pause, settings, glob, actor, reason, until, now)
     say(f"{kept}; each running receiver applies it within a second")
     return 0
 
@@ -63,6 +81,7 @@ def resume_arguments(parser: ArgumentParser) -> None:
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--type", metavar="GLOB", help="the glob, as 'events pauses' lists it")
     which.add_argument("--all", action="store_true", help="every pause")
+    add_source(parser, "with --type: the source of the pause")
     parser.add_argument(
         "--actor", metavar="A", help="who makes the change (default: the user of the machine)"
     )
@@ -74,11 +93,14 @@ def resume(arguments: Namespace) -> int:
     Raises:
         UsageError: the glob is not paused.
     """
-    ended, left = trio.run(_resume, load(arguments), arguments.type, checked_actor(arguments))
-    if not ended and arguments.type is not None:
-        known = ", ".join(each.glob for each in left) or "nothing"
-        raise UsageError(f"{arguments.type} is not paused; name a paused glob: {known}")
-    say(f"resumed: {', '.join(ended)}" if ended else "nothing is paused")
+    if arguments.source is not None and arguments.type is None:
+        raise UsageError("--source needs --type: the glob, as 'events pauses' lists it")
+    glob = None if arguments.type is None else glob_of(arguments.type, arguments.source)
+    ended, left = trio.run(_resume, load(arguments), glob, checked_actor(arguments))
+    if not ended and glob is not None:
+        known = ", ".join(name_of_glob(each.glob) for each in left) or "nothing"
+        raise UsageError(f"{name_of_glob(glob)} is not paused; name a paused glob: {known}")
+    say(f"resumed: {', '.join(map(name_of_glob, ended))}" if ended else "nothing is paused")
     return 0
 
 
@@ -92,7 +114,10 @@ def pauses(arguments: Namespace) -> int:
     """Print the pauses: the type of the events, the start, and the actor."""
     found = trio.run(pauses_in, load(arguments), arguments.all)
     rows = [row_of(each) for each in found]
-    print_list(arguments, rows, ALL_COLUMNS if arguments.all else COLUMNS)
+    columns = ALL_COLUMNS if arguments.all else COLUMNS
+    if any("source" in row for row in rows):
+        columns = (columns[0], "source", *columns[1:])
+    print_list(arguments, rows, columns)
     if not rows and arguments.format != "json":
         say("nothing is paused")
     return 0
@@ -101,7 +126,8 @@ def pauses(arguments: Namespace) -> int:
 def row_of(pause: EventPause) -> dict[str, object]:
     """Return a pause as JSON."""
     fields = asdict(pause)
-    return {"type": fields.pop("glob"), **fields}
+    source, types = split_glob(fields.pop("glob"))
+    return {"type": types, **({} if source is None else {"source": source}), **fields}
 
 
 async def pauses_in(settings: Settings, ended: bool = False) -> Sequence[EventPause]:

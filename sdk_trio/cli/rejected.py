@@ -56,7 +56,9 @@ def list_rejected(arguments: Namespace) -> int:
     """
     source = feed_source(load(arguments), arguments)
     rows, answer = trio.run(_find, source, arguments.cause, arguments.limit + 1)
-    print_list(arguments, rows, COLUMNS, limit=arguments.limit, more="--limit N, or --cause C")
+    of_sources = any("source" in row for row in rows)
+    columns = (*COLUMNS[:5], "source", *COLUMNS[5:]) if of_sources else COLUMNS
+    print_list(arguments, rows, columns, limit=arguments.limit, more="--limit N, or --cause C")
     causes: Mapping[str, int] = answer["causes"]
     if not answer["total"]:
         say("nothing has been rejected since the receiver started")

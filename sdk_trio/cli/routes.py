@@ -26,6 +26,7 @@ _ROUTE_STATE = re.compile(
 )
 
 COLUMNS = ("name", "state", "types", "where", "url", "policies")
+COLUMNS_OF_SOURCES = (*COLUMNS[:2], "sources", *COLUMNS[2:])
 
 
 class UnknownRouteError(SdkError):
@@ -50,6 +51,7 @@ def list_routes(arguments: Namespace) -> int:
             "name": route.name,
             "state": "paused" if pause else "waiting" if route.name in waiting else "open",
             "types": list(options.types),
+            **({"sources": list(options.sources)} if options.sources else {}),
             "where": list(options.where),
             "url": options.url,
             "ordered": options.ordered,
@@ -60,7 +62,8 @@ def list_routes(arguments: Namespace) -> int:
             "reason": pause and pause.reason,
         }
         rows.append(row)
-    print_list(arguments, rows, COLUMNS)
+    of_sources = any("sources" in row for row in rows)
+    print_list(arguments, rows, COLUMNS_OF_SOURCES if of_sources else COLUMNS)
     for name, pause in pauses.items():
         say(f"{name} is paused {pause}")
     if waiting:

@@ -13,6 +13,7 @@ import trio
 
 from ..admin.query import LONGEST_ACTOR, LONGEST_REASON, BadQueryError, check_line
 from ..config import Settings, StorageBackend
+from ..config.options.sources import SourceOptions
 from ..errors import StoreUnavailableError, TenantsDisabledError
 from ..storage import open as storage
 from ..storage.ports import AlertStore, Inbox, Store
@@ -196,6 +197,19 @@ def _opened(settings: Settings) -> AbstractAsyncContextManager[Store]:
 def tenant_path(host: str, identifier: str) -> str:
     """Return the path of a tenant's address, given ``host``, the path of the host's address."""
     return f"{host.rstrip('/')}/{identifier}"
+
+
+def source_named(settings: Settings, name: str) -> SourceOptions:
+    """Return the source that ``--source`` names.
+
+    Raises:
+        UsageError: the settings have no source of this name.
+    """
+    found = next((each for each in settings.sources if each.name == name), None)
+    if found is None:
+        known = ", ".join(each.name for each in settings.sources) or "none"
+        raise UsageError(f"Sdk:Sources has no source {name!r}; it has {known}")
+    return found
 
 
 async def tenant_id_of(settings: Settings, key: str | None) -> str | None:

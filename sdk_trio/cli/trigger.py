@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import attrs
 
 from ..errors import EXIT_FAILURE, StorageError, TenantCredentialsError, UnknownTenantError
-from .parse import UsageError, add_format, add_number, add_secret, describing
+from .parse import UsageError, add_format, add_number, add_secret, add_source, describing
 
 if not describing():
     import trio
@@ -23,10 +23,11 @@ if not describing():
     from ..config import Secret, Settings
     from ..events import DEFAULT_CATALOG
     from ..events.samples import sample_body
-    from ..records.deliveries import DeliveryRecord, DeliveryState, key_of
+    from ..records.deliveries import DeliveryRecord, DeliveryState, key_of, signer_of
     from ..runtime.presence import DEV_SECRET, Presence
     from ..storage.ports import Inbox
     from ..webhooks.signed_request import post, sign_body
+    from . import sources
     from .application import import_registry
     from .events import find_event
     from .receiver import reach
@@ -38,13 +39,14 @@ if not describing():
         read_dev_secret,
         secret_of_variable,
     )
-    from .store import open_inbox, open_tenants, tenant_path, why_unreachable
+    from .store import open_inbox, open_tenants, source_named, tenant_path, why_unreachable
     from .terminal import Progress, print_list, say
 
 if TYPE_CHECKING:
     from ..records.tenants import Tenant
 
 COLUMNS = ("webhook_id", "type", "status", "state", "attempts", "last_error")
+COLUMNS_OF_SOURCES = (*COLUMNS[:2], "source", *COLUMNS[2:])
 
 #: Seconds to wait in total until all events have been handled.
 SETTLE_SECONDS = 5.0
@@ -86,11 +88,15 @@ def trigger_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of ``events trigger``."""
     parser.add_argument("type", metavar="TYPE", help="an event type, such as order.created")
     parser.add_argument(
-        "--data", metavar="JSON", help="a JSON object that is merged into the sample's data"
+        "--data",
+        metavar="JSON",
+        help="a JSON object that is merged into the sample's data; with --source, the body or a "
+        "file with it",
     )
     parser.add_argument(
         "--url", metavar="U", help="where to post (default: the receiver of the data directory)"
     )
+    add_source(parser, "as the sender of this source")
     add_number(parser, "--count", greatest=100_000, default=1, help="number of events (default 1)")
     parser.add_argument(
         "--tenant", metavar="T", help="to this tenant's address, with its secret; a name or id"
@@ -110,6 +116,8 @@ def trigger(arguments: Namespace) -> int:
         UsageError: ``--url`` is another machine's, and ``--secret-env`` is missing.
         DeliveryFailedError: no answer came.
     """
+    if arguments.source is not None:
+        return _trigger_of_source(arguments)
     overrides = _overrides(arguments.data)
     _body(arguments.type, overrides, "", None)  # an unknown type is reported first
     settings = load(arguments)
@@ -124,7 +132,47 @@ def trigger(arguments: Namespace) -> int:
     finally:
         # Also after an error or an interruption, the samples that were sent are printed.
         print_list(arguments, sent, COLUMNS)
-    return _verdict(sent, target)
+    return _verdict(sent, target.url)
+
+
+def _trigger_of_source(arguments: Namespace) -> int:
+    """Send deliveries as the sender of a source does, signed with its secret."""
+    if arguments.tenant is not None:
+        raise UsageError("give --tenant or --source: the events of a source have no tenant")
+    document = sources.body_in(arguments)
+    settings = load(arguments)
+    options = source_named(settings, arguments.source)
+    given = _given_secret(arguments)
+    secret = given or next(iter(options.secrets), None)
+    ca_file = None
+    if arguments.url is None:
+        url = sources.url_of(settings, options)
+        ca_file = settings.server.cert_file if url.startswith("https:") else None
+    else:
+        url = _whole(arguments.url, options.route)
+        if secret is not None and given is None:
+            _guarded(secret, url)
+    sent: list[dict[str, Any]] = []
+
+    async def send() -> None:
+        await sources.send(
+            options,
+            url,
+            arguments.type,
+            document,
+            secret=secret,
+            ca_file=ca_file,
+            count=arguments.count,
+            sent=sent,
+        )
+        if why_unreachable(settings) is None:
+            await _look_up(settings, sent, signer_of(options.name))
+
+    try:
+        trio.run(send)
+    finally:
+        print_list(arguments, sent, COLUMNS_OF_SOURCES)
+    return _verdict(sent, url)
 
 
 def types_arguments(parser: ArgumentParser) -> None:
@@ -146,6 +194,7 @@ def types(arguments: Namespace) -> int:
     """
     registered: dict[str, dict[str, str]] = {}
     columns: tuple[str, ...] = ("type", "class", "meaning")
+    of_sources: list[dict[str, Any]] = []
     if arguments.app is not None:
         handlers = import_registry(arguments.app)
         registered = {
@@ -153,6 +202,18 @@ def types(arguments: Namespace) -> int:
             for each in handlers.registrations
         }
         columns = ("type", "class", "handler", "policies")
+        of_sources = [
+            {
+                "type": each.group.partition(":")[2],
+                "class": "" if each.data_class is None else each.data_class.__name__,
+                "known": False,
+                "meaning": "",
+                "source": each.source,
+                **registered[each.group],
+            }
+            for each in handlers.registrations
+            if each.source is not None
+        ]
     missing = {"handler": "", "policies": ""} if arguments.app is not None else {}
     rows = [
         {
@@ -164,7 +225,9 @@ def types(arguments: Namespace) -> int:
         }
         for row in DEFAULT_CATALOG
     ]
-    print_list(arguments, rows, columns)
+    if of_sources:
+        columns = (columns[0], "source", *columns[1:])
+    print_list(arguments, [*rows, *of_sources], columns)
     if arguments.format != "json":
         say("'events trigger TYPE' sends a sample of it")
     return 0
@@ -197,6 +260,14 @@ def resend(arguments: Namespace) -> int:
         raise UsageError(
             f"the body of {arguments.id} was removed: see Sdk:Webhooks:PayloadRetentionDays"
         )
+    if record.source is not None:
+        given = _given_secret(arguments)
+        if given is None:
+            options = source_named(settings, record.source)
+            for secret in options.secrets[:1]:
+                _guarded(secret, url)
+        posted = trio.run(post, url, sources.signed_again(settings, record, given))
+        return _print_resent(arguments, record, url, posted.status)
     try:
         signed = sign_body(
             record.raw,
@@ -208,9 +279,13 @@ def resend(arguments: Namespace) -> int:
     except ValueError as error:
         raise NoSecretError(f"nothing can be signed: {error}") from None
     posted = trio.run(post, url, signed)
-    row = {"webhook_id": record.webhook_id, "type": record.type, "to": url, "status": posted.status}
+    return _print_resent(arguments, record, url, posted.status)
+
+
+def _print_resent(arguments: Namespace, record: DeliveryRecord, url: str, status: int) -> int:
+    row = {"webhook_id": record.webhook_id, "type": record.type, "to": url, "status": status}
     print_list(arguments, [row], tuple(row))
-    return 0 if 200 <= posted.status < 300 else EXIT_FAILURE
+    return 0 if 200 <= status < 300 else EXIT_FAILURE
 
 
 def _given_secret(arguments: Namespace) -> Secret | None:
@@ -437,9 +512,9 @@ async def _settled(inbox: Inbox, key: str, deadline: float) -> DeliveryRecord | 
         await trio.sleep(POLL_SECONDS)
 
 
-def _verdict(sent: list[dict[str, Any]], target: Target) -> int:
+def _verdict(sent: list[dict[str, Any]], url: str) -> int:
     refused = [row["status"] for row in sent if not 200 <= row["status"] < 300]
     # Each status once: a hundred refused samples have one cause.
     for status in dict.fromkeys(refused):
-        say(f"{status} from {target.url}: {_HINTS.get(status, 'not a success')}")
+        say(f"{status} from {url}: {_HINTS.get(status, 'not a success')}")
     return EXIT_FAILURE if refused else 0

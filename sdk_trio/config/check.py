@@ -17,6 +17,7 @@ import msgspec
 from ..base.http import is_token
 from ..base.public_addresses import is_local_bind, names_public_address
 from ..errors import Problem
+from .check_sources import source_problems, source_warnings
 from .check_tenants import (
     alert_warnings,
     notification_problems,
@@ -113,6 +114,7 @@ def check(
         *_connection(settings.connection),
         *_reconciliation(settings, lacks_client=standalone and receiver),
         *_forwarding(settings),
+        *source_problems(settings, receiver=receiver),
         *notification_problems(settings.multi_tenant.notifications),
         *replication_problems(settings),
         *_version(settings, ApiVersionStrictness.STRICT),
@@ -122,6 +124,7 @@ def check(
         *secrets.warnings,
         *_environment(settings),
         *_replay_window(settings),
+        *source_warnings(settings),
         *exposure_warnings(settings),
         *notification_warnings(settings.multi_tenant.notifications),
         *alert_warnings(settings.alerts),

@@ -45,6 +45,8 @@ class Form(enum.Enum):
     FORWARD_URL = "absolute HTTP or HTTPS URL, or unix:SOCKET:PATH"
     CONDITION = "JSON pointer, = and a value"
     SCHEMA = "1-63 lowercase letters, digits and _, no digit first"
+    PLACE = "HEADER, HEADER:PART, or a JSON pointer"
+    POINTER = "JSON pointer, such as /data/object"
     SIGNING = "whsec_..., whpk_..., or the text that the upstream signs with"
 
 
@@ -142,6 +144,34 @@ class KeyDerivation(Choice):
     """The decoded base64 after ``whsec_``."""
     UTF8 = "Utf8"
     """The UTF-8 bytes of the whole text, including its prefix."""
+
+
+class SourceScheme(Choice):
+    """The scheme by which the sender of a source signs its deliveries."""
+
+    STANDARD_WEBHOOKS = "StandardWebhooks"
+    SVIX = "Svix"
+    """Standard Webhooks with headers named ``svix-``."""
+    STRIPE = "Stripe"
+    GITHUB = "GitHub"
+    SHOPIFY = "Shopify"
+    HMAC = "Hmac"
+    """An HMAC whose header, form and content the settings name."""
+
+
+class HmacAlgorithm(Choice):
+    """The hash function of Scheme Hmac."""
+
+    SHA256 = "Sha256"
+    SHA512 = "Sha512"
+    SHA1 = "Sha1"
+
+
+class HmacEncoding(Choice):
+    """The form of a signature of Scheme Hmac."""
+
+    HEX = "Hex"
+    BASE64 = "Base64"
 
 
 class ForwardedHeaders(Choice):
@@ -252,6 +282,11 @@ PATTERNS: dict[Form, tuple[str, str]] = {
         r"/[^=]*=[\s\S]*",
         "must be a JSON pointer, = and a value, such as /data/status=paid",
     ),
+    Form.PLACE: (
+        r"/[\s\S]*|[!#$%&'*+.^_`|~0-9A-Za-z-]+(:[A-Za-z0-9_-]{1,32})?",
+        "must be the name of a header, HEADER:PART, or a JSON pointer that starts with /",
+    ),
+    Form.POINTER: (r"/[\s\S]*", "must be a JSON pointer that starts with /"),
     Form.SLUG: (
         r"[a-z0-9]([a-z0-9-]{0,62}[a-z0-9])?",
         "must be 1 to 64 lowercase letters, digits and hyphens, with no hyphen at either end",

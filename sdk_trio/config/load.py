@@ -197,7 +197,9 @@ def _validated(
     """Bind, check and, with ``environ``, probe."""
     bound = bind(layers)
     # Settings.from_mapping reads only its mapping, so it has no variables to check.
-    settings = bound.settings if environ is None else _with_simulator(bound.settings, environ)
+    settings = bound.settings
+    if environ is not None:
+        settings = _with_sources(_with_simulator(settings, environ), environ)
     invalid = frozenset(problem.key for problem in bound.problems)
     problems = [p for p in bound.problems if not is_unused(p.key, settings, invalid)]
     findings = check(settings, standalone=standalone, receiver=receiver, invalid=invalid)
@@ -240,6 +242,21 @@ def _with_simulator(settings: Settings, environ: Mapping[str, str]) -> Settings:
     return msgspec.structs.replace(
         settings, webhooks=msgspec.structs.replace(webhooks, secrets=secrets)
     )
+
+
+def _with_sources(settings: Settings, environ: Mapping[str, str]) -> Settings:
+    """Return settings whose sources have the secrets of their variables."""
+    sources = tuple(
+        msgspec.structs.replace(
+            source,
+            secrets=(
+                *source.secrets,
+                *map(Secret, environ.get(source.secret_env_var or "", "").split()),
+            ),
+        )
+        for source in settings.sources
+    )
+    return msgspec.structs.replace(settings, sources=sources) if sources else settings
 
 
 def _located(problems: Iterable[Problem], origins: Mapping[str, str]) -> tuple[Problem, ...]:

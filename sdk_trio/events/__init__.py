@@ -95,6 +95,7 @@ from .payloads import (
     SubscriptionMeter,
     SubscriptionRef,
 )
+from .source_event import SourceEvent
 
 __all__ = [
     # the catalogue and decoding
@@ -113,6 +114,7 @@ __all__ = [
     # events
     "Event",
     "UnknownEvent",
+    "SourceEvent",
     "OrderCreatedEvent",
     "OrderUpdatedEvent",
     "OrderPaidEvent",

@@ -280,7 +280,7 @@ def decode_event(
         report(
             "timestamp", "absent, or not an RFC 3339 time with an offset; the header's time is used"
         )
-        timestamp = _moment(header_timestamp)
+        timestamp = moment(header_timestamp)
     return make_event(
         event_class,
         webhook_id,
@@ -289,7 +289,7 @@ def decode_event(
         data,
         raw,
         attempt,
-        _moment(received_at),
+        moment(received_at),
         tenant,
         envelope.api_version,
         key or webhook_id,
@@ -335,7 +335,7 @@ def _decode_data(
     return data
 
 
-def _moment(seconds: float) -> datetime:
+def moment(seconds: float) -> datetime:
     """Return Unix seconds as an aware time; clamped to the calendar's range."""
     try:
         return datetime.fromtimestamp(seconds, UTC)

@@ -1,7 +1,8 @@
 """Deliveries as stored in the inbox: plain records, and their JSON form. Pure.
 
 Times are Unix seconds as floats; ids are the text of the ``webhook-id`` header. The *key* of a
-delivery is its signer and its id, because an id is unique only per sender.
+delivery is its signer and its id, because an id is unique only per sender. A source, which is
+another sender than the upstream, signs as ``@NAME``.
 
 :func:`listed` and :func:`shown` make the JSON of the command line and the admin address. Its fields
 are named like the records' attributes, and scripts rely on them: fields may be added, but not
@@ -26,6 +27,9 @@ HOST = "host"
 #: The error of a run during which its process ended.
 PROCESS_ENDED = "the process ended while it ran"
 
+#: The first character of a source's signer. No tenant's id begins with it.
+SOURCE_MARK = "@"
+
 #: The maximum number of other bodies stored per key. Later ones are only counted.
 MOST_EVIDENCE = 10
 
@@ -39,14 +43,24 @@ def key_of(webhook_id: str, signer: str | None) -> str:
     return f"{webhook_id}.{signer}" if signer else webhook_id
 
 
+def signer_of(source: str) -> str:
+    """Return the signer of a source's deliveries, ``@NAME``."""
+    return f"{SOURCE_MARK}{source}"
+
+
+def source_of_signer(signer: str) -> str | None:
+    """Return the source that is this signer; None: the upstream's host, or a tenant."""
+    return signer[1:] if signer.startswith(SOURCE_MARK) else None
+
+
 class NewDelivery(msgspec.Struct, frozen=True, gc=False):
     """A verified delivery to be stored; a Struct, which is faster to create than an attrs class.
 
     ``subject`` is ``data.id`` or None; with ``ordered``, unfinished events of one subject run one
     at a time in order of arrival. ``timestamp`` is the signed header, in Unix seconds.
     ``tenant_id`` is the tenant it belongs to, if any. ``signer`` is the tenant whose secret
-    verified it, "" for the host's. ``address`` is the sender's, if known; it is stored if the body
-    differs from the first one of its key.
+    verified it, "" for the host's, ``@NAME`` for a source's. ``address`` is the sender's, if known;
+    it is stored if the body differs from the first one of its key.
     """
 
     webhook_id: str
@@ -65,6 +79,16 @@ class NewDelivery(msgspec.Struct, frozen=True, gc=False):
         """The key under which the inbox stores it; see :func:`key_of`."""
         return key_of(self.webhook_id, self.signer)
 
+    @property
+    def source(self) -> str | None:
+        """The source that sent it; None: the upstream."""
+        return source_of_signer(self.signer)
+
+    @property
+    def owner(self) -> str | None:
+        """The tenant it belongs to, or the source's signer: subjects of two owners never meet."""
+        return self.signer if self.signer.startswith(SOURCE_MARK) else self.tenant_id
+
 
 @attrs.frozen
 class DeliveryRecord:
@@ -75,7 +99,8 @@ class DeliveryRecord:
     replayed, ``earlier_attempts`` those before. ``process_ends`` counts the runs during which the
     process ended, ``ran_alone`` is whether the last of these was the only run then. ``generation``
     counts the replays after it was done. ``raw`` is None after the payload retention, or if a
-    listing omits bodies. ``signer`` is the tenant whose secret verified it, "" for the host's.
+    listing omits bodies. ``signer`` is the tenant whose secret verified it, "" for the host's,
+    ``@NAME`` for a source's.
     """
 
     sequence: int
@@ -104,6 +129,11 @@ class DeliveryRecord:
     def key(self) -> str:
         """The key under which the inbox stores it; see :func:`key_of`."""
         return key_of(self.webhook_id, self.signer)
+
+    @property
+    def source(self) -> str | None:
+        """The source that sent it; None: the upstream."""
+        return source_of_signer(self.signer)
 
 
 class EvidenceRecord(msgspec.Struct, frozen=True):
@@ -261,10 +291,11 @@ class Purged(msgspec.Struct, frozen=True):
 
 
 def listed(record: DeliveryRecord) -> dict[str, Any]:
-    """Return every attribute except the body, which listings omit."""
+    """Return every attribute except the body, which listings omit; ``source`` if it has one."""
     # Fifty bodies of a megabyte would make a listing useless.
     fields = attrs.asdict(record, filter=lambda field, _: field.name != "raw")
-    return {**fields, "key": record.key}
+    source = {} if record.source is None else {"source": record.source}
+    return {**fields, "key": record.key, **source}
 
 
 def shown(

@@ -7,6 +7,7 @@ from typing import Any, TypedDict
 import msgspec
 
 from ..base.times import rfc3339
+from .deliveries import SOURCE_MARK
 
 #: The most runs of an event, the largest concurrency and the highest rate that can be set.
 MOST_ATTEMPTS = 1000
@@ -141,6 +142,8 @@ def _is_between(value: object, least: float, most: float) -> bool:
 class EventPause(msgspec.Struct, frozen=True):
     """A pause of the events whose type matches ``glob``; times are Unix seconds.
 
+    The glob of a source's events is that of :func:`glob_of`.
+
     It ends at ``until``, or when it is resumed. ``ended_at`` and ``ended_by`` are set then, and the
     record stays as the audit of both actions.
     """
@@ -161,8 +164,28 @@ class EventPause(msgspec.Struct, frozen=True):
         until = "" if self.until is None else f" until {rfc3339(self.until)}"
         reason = self.reason or "no reason was given"
         return (
-            f"{self.glob} is paused since {rfc3339(self.since)}{until}, by {self.actor}: {reason}"
+            f"{name_of_glob(self.glob)} is paused since {rfc3339(self.since)}{until}, "
+            f"by {self.actor}: {reason}"
         )
+
+
+def glob_of(types: str, source: str | None = None) -> str:
+    """Return the glob of a pause, with the source whose events it holds: ``@NAME:GLOB``."""
+    return types if source is None else f"{SOURCE_MARK}{source}:{types}"
+
+
+def split_glob(glob: str) -> tuple[str | None, str]:
+    """Return the source of a pause's glob, None for the upstream's events, and their types."""
+    if not glob.startswith(SOURCE_MARK):
+        return None, glob
+    source, _, types = glob[1:].partition(":")
+    return source, types
+
+
+def name_of_glob(glob: str) -> str:
+    """Return a pause's glob for people."""
+    source, types = split_glob(glob)
+    return types if source is None else f"{types} of {source}"
 
 
 #: The prefix of the groups of paused events. Those of handlers have another one, so that no name of
@@ -187,6 +210,8 @@ def glob_problem(glob: str) -> str | None:
     """Return why ``glob`` cannot be paused, or None."""
     if not 1 <= len(glob) <= MOST_GLOB_CHARACTERS or not glob.isprintable():
         return f"a glob has 1 to {MOST_GLOB_CHARACTERS} printable characters, such as order.*"
+    if glob.startswith(SOURCE_MARK):
+        return f"a glob does not begin with {SOURCE_MARK}; the source is named beside it"
     return None
 
 
@@ -202,15 +227,15 @@ class ClaimLimits(msgspec.Struct, frozen=True):
     """The pauses and policies that a claim of due events obeys.
 
     Args:
-        group_of: returns the group of an event, by its type and body: one of ``groups``, the
-            group of a pause that holds it, or None for an event without limits.
+        group_of: returns the group of an event, by its type, body and signer: one of ``groups``,
+            the group of a pause that holds it, or None for an event without limits.
         groups: the limits by group.
         pauses: the groups of the active pauses.
         free_workers: how many events of ``groups`` may be claimed now, as workers are free.
         reads_bodies: ``group_of`` needs the body.
     """
 
-    group_of: Callable[[str, bytes], str | None]
+    group_of: Callable[[str, bytes, str], str | None]
     groups: Mapping[str, GroupLimit]
     pauses: frozenset[str]
     free_workers: int
@@ -218,7 +243,7 @@ class ClaimLimits(msgspec.Struct, frozen=True):
 
 
 #: The limits of a process without pauses and policies, which lets go of what others have held.
-NO_LIMITS = ClaimLimits(lambda _type, _raw: None, {}, frozenset(), 0)
+NO_LIMITS = ClaimLimits(lambda _type, _raw, _signer: None, {}, frozenset(), 0)
 
 
 #: The share of a minute's worth of runs that may begin at once.

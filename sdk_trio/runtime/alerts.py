@@ -234,9 +234,10 @@ class Alerts:
                     else 0
                 )
                 if options.silence_minutes is not None:
-                    newest = await store.inbox.find(limit=1)
+                    silent_since = now - options.silence_minutes * 60.0
+                    last = await _last_of_upstream(store.inbox, silent_since)
                     found["last_delivery_at"] = (
-                        self._not_ahead("newest", newest[0].received_at, now) if newest else None
+                        self._not_ahead("newest", last, now) if last is not None else None
                     )
             except (StoreUnavailableError, NotRunningError):
                 return {}
@@ -261,3 +262,30 @@ class Alerts:
         overseer = self._runtime.replication
         health = None if overseer is None else overseer.health
         return None if health is None else health.is_degraded
+
+
+#: The deliveries that one query reads in search of the upstream's newest one, and the most queries.
+_PAGE, _MOST_PAGES = 500, 10
+
+
+async def _last_of_upstream(inbox: Inbox, silent_since: float) -> float | None:
+    """Return when the upstream's newest delivery arrived; None if it has none.
+
+    Deliveries of sources do not end the upstream's silence. If all that were read are theirs, the
+    result is the arrival of the oldest of them, and the upstream's came before.
+    """
+    before: int | None = None
+    last: float | None = None
+    # Usually the newest one is the upstream's.
+    for most in (1, *(_PAGE for _ in range(_MOST_PAGES))):
+        page = await inbox.find(before_sequence=before, limit=most)
+        for record in page:
+            last = record.received_at
+            if record.source is None:
+                return last
+        if not page:
+            return None
+        if last is not None and last < silent_since:
+            break
+        before = page[-1].sequence
+    return last

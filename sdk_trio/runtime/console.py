@@ -22,7 +22,9 @@ from ..config.secret import PUBLIC_KEY_PREFIX
 from ..config.show import SettingRow, describe
 from ..errors import NotRunningError
 from ..records.deliveries import DeliveryRecord
+from ..webhooks.registration import Registration
 from ..webhooks.signed_request import sign_body
+from ..webhooks.sources.signing import sign_as
 
 if TYPE_CHECKING:
     from ..base.telemetry import Sample
@@ -202,6 +204,7 @@ class RuntimeConsole:
             "doctor": self.examine is not None,
             "trigger": self.development,
             "relay": self._settings.relay.enabled,
+            "sources": bool(self._settings.sources),
         }
         return [name for name, is_available in available.items() if is_available]
 
@@ -247,7 +250,7 @@ class RuntimeConsole:
                 "policies": policies.get(name, ""),
             }
             rows.append({**about, **self._sample(name)})
-        return rows
+        return [*rows, *types_of_sources(handlers.registrations)]
 
     def _sample(self, wire_type: str) -> dict[str, Any]:
         if not self.development:
@@ -369,6 +372,8 @@ class RuntimeConsole:
         """
         await trio.lowlevel.checkpoint()
         may_sign = self._may_sign(is_local) and not self._is_read_only
+        if record.source is not None:
+            return self._sign_as_source(record, record.source) if may_sign else []
         secret = await self._secret_of(record) if may_sign else None
         if secret is None or record.raw is None:
             return []
@@ -384,6 +389,20 @@ class RuntimeConsole:
         )
         original = [] if is_recent else [(ORIGINAL_TIMESTAMP, str(record.timestamp))]
         return [*signed.headers.items(), *original]
+
+    def _sign_as_source(self, record: DeliveryRecord, name: str) -> list[tuple[str, str]]:
+        """Return the headers of a delivery of a source, with the current time; none without it."""
+        options = next((each for each in self._settings.sources if each.name == name), None)
+        if options is None or record.raw is None:
+            return []
+        signed = sign_as(
+            options,
+            record.type,
+            record.raw,
+            webhook_id=record.webhook_id,
+            timestamp=int(self._clock()),
+        )
+        return [*signed.headers.items()]
 
     def _may_sign(self, is_local: bool) -> bool:
         return self._settings.relay.enabled or is_local
@@ -429,6 +448,20 @@ class RuntimeConsole:
                 "deliveries are relayed only to this machine; set Sdk:Relay:Enabled to true to "
                 "relay them to others"
             )
+
+
+def types_of_sources(registrations: Sequence[Registration]) -> list[dict[str, Any]]:
+    """Return the types of sources that have a handler, as :meth:`RuntimeConsole.types` does."""
+    return [
+        {
+            "type": each.group.partition(":")[2],
+            "source": each.source,
+            "handled": True,
+            "policies": str(each.policy),
+        }
+        for each in registrations
+        if each.source is not None
+    ]
 
 
 def _signing(secrets: Sequence[Secret]) -> Secret | None:

@@ -365,11 +365,13 @@ class Inbox(Protocol):
         before_sequence: int | None = None,
         subject: str | None = None,
         tenant_id: str | None = None,
+        source: str | None = None,
         oldest_first: bool | None = None,
         limit: int = 50,
     ) -> Sequence[DeliveryRecord]:
         """List the deliveries that meet every given condition, without bodies.
 
+        A source's deliveries have no tenant, so none meets both conditions.
         ``since`` and ``until`` are Unix seconds of arrival. ``until`` and both sequences are not
         included. ``oldest_first`` is by rising sequence; None: with ``after_sequence`` only.
         """

@@ -102,6 +102,7 @@ async def find_chosen(
     error: str | None = None,
     subject: str | None = None,
     tenant_id: str | None = None,
+    source: str | None = None,
     limit: int | None = None,
     wanted: Callable[[DeliveryRecord], Awaitable[bool]] | None = None,
 ) -> list[ReplayCandidate]:
@@ -122,6 +123,7 @@ async def find_chosen(
             until=until,
             subject=subject,
             tenant_id=tenant_id,
+            source=source,
             after_sequence=after,
             limit=CHUNK if limit is None or filtered else min(CHUNK, limit - len(found)),
         )

@@ -52,7 +52,8 @@ async def held_events(
         page: Sequence[DeliveryRecord] = await inbox.find(
             subject=subject, tenant_id=tenant_id, before_sequence=before, limit=_PAGE
         )
-        for record in page:
+        # A source may use the same id for something else.
+        for record in (each for each in page if each.source is None):
             state = StoredState()
             # An event that arrived earlier cannot carry such a state, so its body is not read.
             if record.received_at >= changed_since - SKEW_SECONDS:

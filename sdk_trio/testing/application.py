@@ -4,27 +4,31 @@ import secrets
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import msgspec
 import trio
 
 from ..asgi import asyncio_loop
+from ..base.clock import wall
 from ..config import Secret, Settings, StorageBackend
+from ..config.options.sources import SourceOptions
 from ..config.sources import read_section, split_mapping_key
 from ..config.table import fold
 from ..errors import NotRunningError, only_member
 from ..events import Event
 from ..records.deliveries import DeliveryRecord, DeliveryState
+from ..records.policies import glob_of
 from ..runtime import Runtime
 from ..storage.ports import Inbox
 from ..tenants.upgrade import Quiescence
 from ..webhooks import HandlerRegistry, Services, WebhookHandlerBase
+from ..webhooks.bound import BoundHandler, BoundHandlers, HandlersOfSource
 from ..webhooks.outcomes import place_of
-from ..webhooks.registry import BoundHandler, BoundHandlers
 from ..webhooks.signature import new_secret
 from ..webhooks.signed_request import SignedDelivery, own_url, post
+from ..webhooks.sources.signing import SourceDelivery, make_body, new_id, sign_as
 from .signing import sign_delivery
 
 #: The seconds after which :meth:`AppUnderTest.settle` gives up.
@@ -94,6 +98,13 @@ class RecordedHandlers(HandlerRegistry):
             bound,
             by_type={name: self._record(handler) for name, handler in bound.by_type.items()},
             fallback=bound.fallback and self._record(bound.fallback),
+            by_source={
+                name: HandlersOfSource(
+                    {each: self._record(handler) for each, handler in own.by_type.items()},
+                    own.fallback and self._record(own.fallback),
+                )
+                for name, own in bound.by_source.items()
+            },
         )
 
     @contextmanager
@@ -202,10 +213,53 @@ class AppUnderTest:
     @property
     def url(self) -> str:
         """The address that deliveries are posted to."""
+        return self._url_of(self.settings.webhooks.path)
+
+    def _url_of(self, path: str) -> str:
         started = self.runtime.started
         if started is None:
             raise NotRunningError("the runtime under test has not been started")
-        return own_url(started.receiver[0], self.settings.webhooks.path)
+        return own_url(started.receiver[0], path)
+
+    def _source(self, name: str) -> SourceOptions:
+        for source in self.settings.sources:
+            if source.name == name:
+                return source
+        raise ValueError(f"Sdk:Sources has no source {name!r}")
+
+    def sign_as(
+        self,
+        source: str,
+        event: str | bytes,
+        data: Any = None,
+        *,
+        type: str | None = None,
+        webhook_id: str | None = None,
+        timestamp: int | None = None,
+    ) -> SourceDelivery:
+        """Sign a delivery as the sender of a source does, without sending it.
+
+        Args:
+            source: its name in the settings.
+            event: an event type, or the exact body.
+            data: any JSON value, placed where the scheme has the data of its events.
+            type: with an exact body: the type, for senders that name it in a header.
+            webhook_id: default: a new one.
+            timestamp: Unix seconds of the signature; default: now.
+
+        Raises:
+            ValueError: there is no such source, or nothing can be signed.
+        """
+        options = self._source(source)
+        at = int(wall()) if timestamp is None else timestamp
+        identifier = new_id() if webhook_id is None else webhook_id
+        kind = (type or "") if isinstance(event, bytes) else event
+        body = (
+            event
+            if isinstance(event, bytes)
+            else make_body(options, event, data, webhook_id=identifier, timestamp=at)
+        )
+        return sign_as(options, kind, body, webhook_id=identifier, timestamp=at)
 
     def sign(
         self,
@@ -228,13 +282,14 @@ class AppUnderTest:
             derivation=self.settings.webhooks.key_derivation,
         )
 
-    async def pause(self, types: str = "*") -> None:
+    async def pause(self, types: str = "*", *, source: str | None = None) -> None:
         """Pause the events whose type matches the glob ``types``, as ``events pause`` does.
 
-        Deliveries are answered 200, and their events stay ``received`` until :meth:`resume`.
+        They are the upstream's, or those of ``source``. Deliveries are answered 200, and their
+        events stay ``received`` until :meth:`resume`.
         """
         now = self.runtime.clock()
-        await self.store.pause(types, actor="test", reason="", until=None, now=now)
+        await self.store.pause(glob_of(types, source), actor="test", reason="", until=None, now=now)
         await self.runtime.receiver.pauses.poll()
 
     async def resume(self) -> None:
@@ -249,9 +304,11 @@ class AppUnderTest:
 
     async def deliver(
         self,
-        event: str | bytes | type[Event[Any]] | SignedDelivery,
-        data: Mapping[str, Any] | None = None,
+        event: str | bytes | type[Event[Any]] | SignedDelivery | SourceDelivery,
+        data: Any = None,
         *,
+        source: str | None = None,
+        type: str | None = None,
         webhook_id: str | None = None,
         settle: bool = True,
         expect: DeliveryState | str | None = None,
@@ -262,13 +319,16 @@ class AppUnderTest:
 
         Args:
             event: an event type or class, the exact body, or a signed delivery.
-            data: merged into the sample's ``data``.
+            data: merged into the sample's ``data``; of a source, any JSON value, as for
+                :meth:`sign_as`.
+            source: deliver as the sender of this source; None: as the upstream.
+            type: with ``source`` and an exact body: the type, where the sender has it in a header.
             webhook_id: default: a new one.
             settle: False: return with the response, while an enqueued handler may still run.
             expect: the state that the event must then have, such as ``done``.
 
         Raises:
-            ValueError: ``expect`` is not a state.
+            ValueError: ``expect`` is not a state, or ``source`` is not in the settings.
             UnexpectedStateError: the event has another state than ``expect``; the handler's own
                 exception is the cause.
             DeliveryFailedError: the receiver cannot be reached.
@@ -276,15 +336,18 @@ class AppUnderTest:
         """
         __tracebackhide__ = True  # pytest shows the line of the test
         _require_outcome(expect)
-        signed = (
-            event
-            if isinstance(event, SignedDelivery)
-            else self.sign(event, data, webhook_id=webhook_id)
-        )
-        posted = await post(self.url, signed, ca_file=self.settings.server.cert_file)
+        signed: SignedDelivery | SourceDelivery
+        if isinstance(event, SignedDelivery | SourceDelivery):
+            signed = event
+        elif source is not None and isinstance(event, str | bytes):
+            signed = self.sign_as(source, event, data, type=type, webhook_id=webhook_id)
+        else:
+            signed = self.sign(cast("Any", event), data, webhook_id=webhook_id)
+        url = self.url if source is None else self._url_of(self._source(source).route)
+        posted = await post(url, signed, ca_file=self.settings.server.cert_file)
         # The response to an enqueued delivery means only that it was stored. A test needs the
         # outcome of the handler.
-        record = await self._settled(signed.webhook_id) if settle else None
+        record = await self._settled(signed.webhook_id, source) if settle else None
         exception = self._raised.get(signed.webhook_id)
         delivered = Delivered(signed.webhook_id, posted.status, posted.body, record, exception)
         if expect is not None and delivered.state != expect:
@@ -353,11 +416,12 @@ class AppUnderTest:
         waiting = [record for record in records if record.state is DeliveryState.RETRYING]
         return any(self._is_unsettled(record, waiting) for record in records)
 
-    async def _settled(self, webhook_id: str) -> DeliveryRecord | None:
+    async def _settled(self, webhook_id: str, source: str | None) -> DeliveryRecord | None:
         with trio.fail_after(SETTLE_SECONDS):
             while True:
                 # Several signers may have used the id; use the delivery that arrived last.
-                found = await self.store.find_by_id(webhook_id)
+                records = await self.store.find_by_id(webhook_id)
+                found = [record for record in records if record.source == source]
                 record = max(found, key=lambda one: one.sequence, default=None)
                 if record is None:
                     return None
@@ -379,7 +443,7 @@ class AppUnderTest:
         its type is paused.
         """
         if record.state is DeliveryState.RECEIVED and self.runtime.receiver.pauses.holds(
-            record.type
+            record.type, record.signer
         ):
             return False
         if record.state is DeliveryState.RECEIVED:
@@ -413,7 +477,8 @@ def _is_behind(record: DeliveryRecord, earlier: DeliveryRecord) -> bool:
         record.ordered
         and earlier.ordered
         and earlier.sequence < record.sequence
-        and (earlier.tenant_id, earlier.subject) == (record.tenant_id, record.subject)
+        and (earlier.tenant_id, earlier.source, earlier.subject)
+        == (record.tenant_id, record.source, record.subject)
     )
 
 

@@ -51,6 +51,8 @@ async def decode_in_full(body: bytes) -> Envelope:
 async def arrival_of(record: DeliveryRecord) -> VerifiedDelivery:
     """Rebuild the arrival of a stored delivery.
 
+    A source's body was read when it was verified; its handler's class decodes it.
+
     Raises:
         DeliveryDecodingError: the body is not an event. A receiver stores only events, so the store
             is damaged.
@@ -67,6 +69,11 @@ async def arrival_of(record: DeliveryRecord) -> VerifiedDelivery:
         tenant_id=record.tenant_id,
         signer=record.signer or "",
     )
+    if record.source is not None:
+        await trio.lowlevel.checkpoint()
+        return VerifiedDelivery(
+            delivery, Envelope(record.type), record.earlier_attempts, record.generation
+        )
     envelope = plain_envelope(raw)
     if envelope is None:
         envelope = await decode_in_full(raw)

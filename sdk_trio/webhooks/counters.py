@@ -37,7 +37,7 @@ RESULTS: Final = (
 #: deliveries that failed or were postponed; requests that the HTTP server itself refuses.
 CAUSES: Final = (
     *(str(cause) for cause in Cause),
-    *("not_https", "not_an_event", "own_secrets"),
+    *("not_https", "own_secrets"),
     *("path", "method", "source", "rate", "media", "size", "slow", "crowded"),
     *("handler", "later"),
     *("malformed", "slow_request", "long_line", "large_head"),
@@ -58,12 +58,17 @@ class Counters:
 
     Args:
         types: the event types that are measured by their name; all others count as one.
+        of_sources: the same for each source, by its name.
     """
 
-    def __init__(self, types: Iterable[str] = ()) -> None:
+    def __init__(
+        self, types: Iterable[str] = (), of_sources: Mapping[str, Iterable[str]] | None = None
+    ) -> None:
         self._counts: Counter[str] = Counter()
         self._refusals: Counter[str] = Counter()
         self._types = frozenset(types)
+        self._of_sources = {name: frozenset(own) for name, own in (of_sources or {}).items()}
+        self._runs_of_sources: dict[tuple[str, str, bool], Histogram] = {}
         self._inline: dict[str, Histogram] = {}
         self._queued: dict[str, Histogram] = {}
 
@@ -75,8 +80,19 @@ class Counters:
         """Count one more request that was not answered 200; ``cause`` is one of ``CAUSES``."""
         self._refusals[cause] += 1
 
-    def observe(self, event_type: str, seconds: float, queued: bool = False) -> None:
-        """Count one run of a handler and its duration; ``queued``: no sender waited for it."""
+    def observe(
+        self, event_type: str, seconds: float, queued: bool = False, source: str | None = None
+    ) -> None:
+        """Count one run of a handler and its duration; ``queued``: no sender waited for it.
+
+        ``source`` is the event's source, None for the upstream.
+        """
+        if source is not None:
+            # Only types that the application has named: senders choose the others.
+            own = self._of_sources.get(source, ())
+            place = source, event_type if event_type in own else OTHER_TYPE, queued
+            self._runs_of_sources.setdefault(place, Histogram(HANDLER_SECONDS)).observe(seconds)
+            return
         histograms = self._queued if queued else self._inline
         try:
             histograms[event_type].observe(seconds)
@@ -102,3 +118,9 @@ class Counters:
                 yield from seconds.samples(
                     "sdk_webhook_handler_seconds", (("type", event_type), ("mode", mode))
                 )
+        for (source, event_type, queued), seconds in sorted(self._runs_of_sources.items()):
+            mode = "queued" if queued else "inline"
+            yield from seconds.samples(
+                "sdk_webhook_handler_seconds",
+                (("type", event_type), ("mode", mode), ("source", source)),
+            )

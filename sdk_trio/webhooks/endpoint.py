@@ -29,6 +29,7 @@ from .run import DeliveryRunner
 from .screen import Screen, Screened, declared_size
 from .secret_usage import SecretUsage
 from .signature import Keyring
+from .sources.source import sources_by_path
 from .verify import WebhookVerification
 
 _log = get_logger("webhooks")
@@ -51,6 +52,7 @@ LIVE_KEYS = (
     "Sdk:Webhooks:ToleranceSeconds",
     "Sdk:Webhooks:AllowedSourceIpRanges",
     "Sdk:Webhooks:RateLimitPerMinute",
+    "Sdk:Sources",
     "Sdk:Server:TrustedProxies",
     "Sdk:Server:ForwardedHeaders",
 )
@@ -84,6 +86,7 @@ class Rules(msgspec.Struct, frozen=True, eq=False):
                 settings,
                 clock=trio.current_time,
                 on_contradiction=_report_contradiction,
+                sources=sources_by_path(settings),
                 previous=None if previous is None else previous.screen,
             ),
         )
@@ -210,15 +213,20 @@ class Endpoint:
         rules = self._rules
         webhook_id = None
         try:
-            verified = await self.verification.verify(
-                request.headers,
-                body,
-                screened,
-                rules.keyring,
-                tolerance=rules.tolerance,
-                now=self._clock(),
-                documents=None if self.paths is None else self.paths.documents,
-            )
+            if screened.source is not None:
+                verified = await screened.source.verify(
+                    request.headers, body, address=screened.origin.address, now=self._clock()
+                )
+            else:
+                verified = await self.verification.verify(
+                    request.headers,
+                    body,
+                    screened,
+                    rules.keyring,
+                    tolerance=rules.tolerance,
+                    now=self._clock(),
+                    documents=None if self.paths is None else self.paths.documents,
+                )
             if isinstance(verified, RequestRefusal):
                 await trio.lowlevel.checkpoint()
                 return self._refuse(verified, request.headers, screened, body)
@@ -255,7 +263,7 @@ class Endpoint:
             return answers.unavailable(UNAVAILABLE_RETRY_SECONDS)
         runner, queue, _ = self.paths
         delivery = arrival.delivery
-        handler = runner.handlers.find(delivery.type, delivery.raw)
+        handler = runner.handlers.find(delivery.type, delivery.raw, delivery.signer)
         # Nearly all deliveries have no tenant, so that is checked without a call.
         parking = runner.parking
         tenant = None if delivery.tenant_id is None else await parking.tenant_of(delivery)
@@ -264,7 +272,7 @@ class Endpoint:
             and handler is not None
             and parking.is_suspended(handler, delivery, tenant)
         )
-        paused = bool(runner.pauses.active) and runner.pauses.holds(delivery.type)
+        paused = bool(runner.pauses.active) and runner.pauses.holds(delivery.type, delivery.signer)
         if handler is not None and not (handler.enqueue or is_suspended or paused):
             return await runner.inline.run(arrival, handler, tenant, expiry=expiry)
         # A redelivery, whose tenant was suspended or whose body has another type, may meet an
@@ -293,6 +301,7 @@ class Endpoint:
     def _note(
         self, refusal: RequestRefusal, headers: Headers, screened: Screened, body: bytes | None
     ) -> None:
+        source = () if screened.source is None else (("source", screened.source.name),)
         self._rejections.note(
             Rejection(
                 refusal.event,
@@ -300,7 +309,7 @@ class Endpoint:
                 refusal.answer.status,
                 screened.origin.address,
                 claimed_id(headers),
-                tuple(refusal.fields.items()),
+                (*refusal.fields.items(), *source),
                 None if body is None else claimed_type(body),
                 declared_size(headers) if body is None else len(body),
             )

@@ -43,15 +43,16 @@ from ..errors import (
     Problem,
     StoreUnavailableError,
 )
-from ..events import Event
+from ..events import Event, SourceEvent
 from ..net.poster import HttpPoster, PostAnswer, dial_private, dial_unix
 from ..net.socket import Dial
 from ..records.deliveries import Postponed
 from ..records.policies import Policy
 from ..storage.ports import Inbox
+from .bound import BoundHandler, RoutedHandler
+from .handler import WebhookHandlerBase
 from .outcomes import DeliveryRetries
 from .recording import STORE_RETRY_SECONDS
-from .registry import BoundHandler, RoutedHandler, WebhookHandlerBase
 from .routes import (
     WAITING,
     Judgement,
@@ -381,6 +382,8 @@ class ForwardHandler(WebhookHandlerBase[Any]):
         headers["sdk-attempt"] = str(event.attempt)
         if event.tenant is not None:
             headers["sdk-tenant"] = event.tenant.identifier
+        if isinstance(event, SourceEvent):
+            headers["sdk-source"] = event.source
         if event.attempt < self._retries.max_attempts:
             longest = longest_wait(
                 event.attempt,

@@ -22,11 +22,11 @@ from ..storage.ports import Inbox
 from . import answers
 from .answers import Answer
 from .arrival import VerifiedDelivery, resumed
+from .bound import BoundHandler
 from .counters import Counters
 from .invocation import Invocations
 from .outcomes import Failure, after_inline_failure
 from .recording import BUSY, DONE, OutcomeRecorder
-from .registry import BoundHandler
 from .rejections import LINES, SECONDS
 
 if TYPE_CHECKING:

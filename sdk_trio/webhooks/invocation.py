@@ -21,8 +21,10 @@ from ..config import Settings
 from ..config.secret import LEAST_MASKED
 from ..errors import HandlerAbortedError
 from ..events import Drift, Event, decode_event
+from ..events.source_event import decode_source_event
 from ..records.deliveries import Done, NewDelivery
 from .arrival import VerifiedDelivery
+from .bound import BoundHandler, BoundHandlers
 from .counters import Counters
 from .effects import Conclusions
 from .handler import refuse_result
@@ -41,7 +43,6 @@ from .outcomes import (
     traceback_of,
 )
 from .recording import BUSY, CLEANUP_SECONDS, DONE, OutcomeRecorder, names_of
-from .registry import BoundHandler, BoundHandlers
 from .routes import PostFailedError
 from .unawaited import LEFT, Forgotten, install, require_awaited
 
@@ -139,11 +140,12 @@ class Invocations:
         self._conclusions = conclusions
         conclusions.runs = self.running
         self._timed_out: dict[str, float] = {}
-        self._drifted: set[str] = set()
+        self._drifted: set[tuple[str | None, str]] = set()
 
     def mask(self, settings: Settings) -> None:
         """Mask the secrets of ``settings``, in addition to earlier ones, in handlers' errors."""
-        known = (settings.access_token, *settings.webhooks.all_secrets)
+        of_sources = (secret for source in settings.sources for secret in source.secrets)
+        known = (settings.access_token, *settings.webhooks.all_secrets, *of_sources)
         # The version prefix is removed before use, so an error may quote the rest alone.
         revealed = {secret.reveal().removeprefix("v1,") for secret in known if secret is not None}
         found = {text for text in revealed if len(text) >= LEAST_MASKED}
@@ -211,7 +213,7 @@ class Invocations:
         seconds = 0.0
         has_ended = False
         try:
-            event = self._decode(arrival, attempt, tenant)
+            event = self._decode(arrival, handler, attempt, tenant)
             begun = self._stopwatch()
             try:
                 if limit is None:
@@ -222,7 +224,12 @@ class Invocations:
                         failure = await self.call(handler, event, begun)
             finally:
                 seconds = round(self._stopwatch() - begun, 6)
-                self._counters.observe(event.type, seconds, handler.enqueue)
+                self._counters.observe(
+                    event.type,
+                    seconds,
+                    handler.enqueue,
+                    delivery.source if delivery.signer else None,
+                )
             if limit is not None and deadline is not None and deadline.cancelled_caught:
                 own = handler.policy.timeout is not None
                 failure = timeout_failure(handler.name, limit, own=own)
@@ -250,11 +257,32 @@ class Invocations:
         return Ended(failure, seconds, is_concluded)
 
     def _decode(
-        self, arrival: VerifiedDelivery, attempt: int, tenant: "Tenant | None"
+        self,
+        arrival: VerifiedDelivery,
+        handler: BoundHandler,
+        attempt: int,
+        tenant: "Tenant | None",
     ) -> Event[Any]:
         """Build the typed event; count values that do not fit, and log the first of each type."""
         delivery = arrival.delivery
         drifts: list[Drift] = []
+        if delivery.signer and (source := delivery.source) is not None:
+            of_source = decode_source_event(
+                source,
+                handler.data,
+                event_type=delivery.type,
+                webhook_id=delivery.webhook_id,
+                key=delivery.key,
+                raw=delivery.raw,
+                timestamp=delivery.timestamp,
+                received_at=delivery.received_at,
+                attempt=arrival.earlier_attempts + attempt,
+                generation=arrival.generation,
+                on_drift=drifts.append,
+            )
+            if drifts:
+                self._report_drift(drifts[0], source)
+            return of_source
         event = decode_event(
             arrival.envelope,
             webhook_id=delivery.webhook_id,
@@ -272,13 +300,14 @@ class Invocations:
             self._report_drift(drifts[0])
         return event
 
-    def _report_drift(self, drift: Drift) -> None:
+    def _report_drift(self, drift: Drift, source: str | None = None) -> None:
         self._counters.count("drift")
-        if drift.type not in self._drifted:
-            self._drifted.add(drift.type)
+        if (source, drift.type) not in self._drifted:
+            self._drifted.add((source, drift.type))
+            fields = {"type": drift.type} | ({} if source is None else {"source": source})
             _log.warning(
                 "webhook.drifted",
-                type=drift.type,
+                **fields,
                 path=drift.path,
                 error=drift.message,
                 hint="the payload differs from the typed class; event.data has the fields that fit",

@@ -8,9 +8,9 @@ from ..records.deliveries import Admission, NewDelivery, Parked
 from ..storage.ports import Inbox
 from . import answers
 from .answers import Answer
+from .bound import BoundHandler
 from .outcomes import parked_reason
 from .recording import OutcomeRecorder
-from .registry import BoundHandler
 
 if TYPE_CHECKING:
     from ..records.tenants import Tenant

@@ -15,10 +15,18 @@ from ..base.clock import wall
 from ..base.logs import get_logger
 from ..base.telemetry import Check, Sample
 from ..errors import StoreUnavailableError
-from ..records.policies import ClaimLimits, EventPause, GroupLimit, handler_group, pause_group
+from ..records.deliveries import source_of_signer
+from ..records.policies import (
+    ClaimLimits,
+    EventPause,
+    GroupLimit,
+    handler_group,
+    pause_group,
+    split_glob,
+)
 from ..storage.ports import Inbox
+from .bound import BoundHandlers
 from .recording import STORE_RETRY_SECONDS
-from .registry import BoundHandlers
 from .routes import OUR_OWN
 
 _log = get_logger("webhooks")
@@ -49,7 +57,8 @@ class Pauses:
         self._clock = clock
         #: Called when a pause has begun or ended.
         self.on_change: Callable[[], None] = lambda: None
-        self._globs: Mapping[str, re.Pattern[str]] = {}
+        # By the group of each pause: its source, and the pattern of its types.
+        self._globs: dict[str, tuple[str | None, re.Pattern[str]]] = {}
         self._groups: Mapping[str, GroupLimit] = {
             handler_group(handler.group): GroupLimit(
                 handler.policy.concurrency,
@@ -63,15 +72,15 @@ class Pauses:
         #: The active pauses, the oldest first.
         self.active: tuple[EventPause, ...] = ()
 
-    def holds(self, event_type: str) -> bool:
-        """Return whether events of this type are paused."""
-        return self._group_of_pause(event_type) is not None
+    def holds(self, event_type: str, signer: str = "") -> bool:
+        """Return whether events of this type by this signer are paused."""
+        return self._group_of_pause(event_type, source_of_signer(signer)) is not None
 
-    def _group_of_pause(self, event_type: str) -> str | None:
-        if event_type.startswith(OUR_OWN):
+    def _group_of_pause(self, event_type: str, source: str | None) -> str | None:
+        if source is None and event_type.startswith(OUR_OWN):
             return None
-        for group, pattern in self._globs.items():
-            if pattern.match(event_type) is not None:
+        for group, (paused, pattern) in self._globs.items():
+            if paused == source and pattern.match(event_type) is not None:
                 return group
         return None
 
@@ -90,11 +99,11 @@ class Pauses:
             self._reads_bodies,
         )
 
-    def _group_of(self, event_type: str, raw: bytes) -> str | None:
-        paused = self._group_of_pause(event_type)
+    def _group_of(self, event_type: str, raw: bytes, signer: str) -> str | None:
+        paused = self._group_of_pause(event_type, source_of_signer(signer))
         if paused is not None:
             return paused
-        handler = self._handlers.find(event_type, raw)
+        handler = self._handlers.find(event_type, raw, signer)
         if handler is None or not handler.limited:
             return None
         return handler_group(handler.group)
@@ -128,23 +137,27 @@ class Pauses:
         before, self.active = self.active, active
         if active == before:
             return
-        self._globs = {
-            pause_group(pause.glob): re.compile(fnmatch.translate(pause.glob)) for pause in active
-        }
+        self._globs = {}
+        for pause in active:
+            source, types = split_glob(pause.glob)
+            pattern = re.compile(fnmatch.translate(types))
+            self._globs[pause_group(pause.glob)] = source, pattern
         for pause in active:
             if pause not in before:
+                source, types = split_glob(pause.glob)
+                option = "" if source is None else f"--source {source} "
                 _log.warning(
                     "webhook.paused",
-                    types=pause.glob,
+                    **_names_of(pause),
                     by=pause.actor,
                     reason=pause.reason,
                     until=pause.until,
-                    hint="events of these types are stored and wait; 'events resume --type "
-                    f"{pause.glob}' lets them run",
+                    hint="events of these types are stored and wait; 'events resume "
+                    f"{option}--type {types}' lets them run",
                 )
         for pause in before:
             if pause.glob not in {each.glob for each in active}:
-                _log.info("webhook.resumed", types=pause.glob)
+                _log.info("webhook.resumed", **_names_of(pause))
         self.on_change()
 
     # -- figures -----------------------------------------------------------------------------
@@ -178,3 +191,8 @@ class Pauses:
             Sample("sdk_pause_seconds", (), max(0.0, oldest)),
             *limits,
         )
+
+
+def _names_of(pause: EventPause) -> dict[str, str]:
+    source, types = split_glob(pause.glob)
+    return {"types": types} if source is None else {"types": types, "source": source}

@@ -476,7 +476,8 @@ class WorkerPool:
             await self._run_ended.wait()
 
     def _is_limited(self, arrival: VerifiedDelivery) -> bool:
-        handler = self._runner.handlers.find(arrival.delivery.type, arrival.delivery.raw)
+        delivery = arrival.delivery
+        handler = self._runner.handlers.find(delivery.type, delivery.raw, delivery.signer)
         return handler is not None and handler.limited
 
     async def _wait_for_work(self) -> None:

@@ -23,13 +23,13 @@ from ..storage.open import LEASE_SECONDS
 from ..storage.ports import Inbox
 from ..storage.subjects import find_newer_handled, find_superseding
 from .arrival import VerifiedDelivery
+from .bound import BoundHandler, BoundHandlers
 from .invocation import Invocations
 from .leases import HeldLease
 from .outcomes import DeliveryRetries, after_process_ends, after_queued_failure, must_run_alone
 from .parking import Parking
 from .pauses import Pauses
 from .recording import CLEANUP_SECONDS, DONE, OutcomeRecorder, retry_until_stored
-from .registry import BoundHandler, BoundHandlers
 
 if TYPE_CHECKING:
     from ..records.tenants import Tenant
@@ -96,10 +96,10 @@ class QueuedRuns:
             alone: no other run is in progress.
         """
         delivery = arrival.delivery
-        if self._pauses.active and self._pauses.holds(delivery.type):
+        if self._pauses.active and self._pauses.holds(delivery.type, delivery.signer):
             # It was claimed before the pause. The next claim lets it wait in the store.
             return await self._end(delivery, lease, attempt, Released())
-        handler = self._handlers.find(delivery.type, delivery.raw)
+        handler = self._handlers.find(delivery.type, delivery.raw, delivery.signer)
         # Check the route first: if it is paused, the store is written only once.
         gate = None if handler is None else handler.gate
         postponed = None if gate is None else gate.hold()
@@ -255,7 +255,7 @@ class QueuedRuns:
         )
 
     def _max_attempts(self, record: DeliveryRecord) -> int:
-        handler = self._handlers.find(record.type, record.raw)
+        handler = self._handlers.find(record.type, record.raw, record.signer)
         if handler is not None and handler.policy.max_attempts is not None:
             return handler.policy.max_attempts
         inline = handler is not None and not handler.enqueue

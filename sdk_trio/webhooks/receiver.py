@@ -163,7 +163,9 @@ class WebhookReceiver:
 
             require_choice(settings.multi_tenant.single_tenant_upgrade, host_upgrade)
         self.settings = settings
-        self.counters: Counters = Counters(row.event_class.wire_type for row in handlers.catalog)
+        self.counters: Counters = Counters(
+            (row.event_class.wire_type for row in handlers.catalog), handlers.types_of_sources
+        )
         self._registry = handlers
         self._throttle = Throttle(lines=LINES, seconds=SECONDS)
         self._given_inbox = inbox
@@ -754,6 +756,13 @@ class WebhookReceiver:
                     f"its events are parked; handlers.ignore({each.event_class}) if that is "
                     "intended"
                 ),
+            )
+        known = {source.name for source in self.settings.sources}
+        for name in self._registry.types_of_sources.keys() - known:
+            _log.warning(
+                "webhook.source_unknown",
+                source=name,
+                hint="handlers are registered for it, and Sdk:Sources has no source of this name",
             )
 
     async def _write_report(self, inbox: Inbox, running: "_Running") -> None:

@@ -23,9 +23,9 @@ from ..records.deliveries import (
 from ..storage.ports import Inbox
 from . import answers
 from .answers import Answer
+from .bound import BoundHandler, BoundHandlers
 from .counters import Counters
 from .leases import HeldLease
-from .registry import BoundHandler, BoundHandlers
 
 _log = get_logger("webhooks")
 
@@ -205,7 +205,7 @@ class OutcomeRecorder:
         """Count and log the outcome of run number ``attempt``, which took ``seconds``."""
         if type(outcome) is Done and outcome.reason is None:
             self._counters.count("handled")
-            if delivery.tenant_id is None and handler is not None:
+            if delivery.tenant_id is None and handler is not None and not delivery.signer:
                 # The common case: build no dictionary, which a disabled log would discard.
                 _log.info(
                     "webhook.handled",
@@ -246,7 +246,7 @@ class OutcomeRecorder:
                 _log.info("webhook.released", **fields)
 
     def _failure_fields(self, delivery: NewDelivery, outcome: Retry | Dead) -> dict[str, str]:
-        handler = self._handlers.find(delivery.type, delivery.raw)
+        handler = self._handlers.find(delivery.type, delivery.raw, delivery.signer)
         fields = {
             "handler": None if handler is None else handler.name,
             "error": outcome.error,
@@ -257,7 +257,9 @@ class OutcomeRecorder:
 
 
 def names_of(delivery: NewDelivery) -> dict[str, Any]:
-    """Return the log fields that name a delivery: its id, and its tenant if it has one."""
+    """Return the log fields that name a delivery: its id, and its tenant or source if any."""
     if delivery.tenant_id is None:
+        if delivery.source is not None:
+            return {"webhook_id": delivery.webhook_id, "source": delivery.source}
         return {"webhook_id": delivery.webhook_id}
     return {"webhook_id": delivery.webhook_id, "tenant_id": delivery.tenant_id}

@@ -5,28 +5,21 @@ handler that cannot run would cost the sender's attempts.
 """
 
 import inspect
-import sys
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from functools import partial
-from types import FrameType, UnionType
 from typing import (
-    Annotated,
     Any,
     Literal,
     Protocol,
     TypeVar,
-    Union,
     Unpack,
     cast,
-    get_args,
-    get_origin,
     overload,
 )
 
 import msgspec
 import trio
 
-from ..base.foreign_errors import is_interrupt
 from ..config import StorageBackend
 from ..errors import (
     HandlerRegistrationError,
@@ -35,31 +28,26 @@ from ..errors import (
     Problem,
 )
 from ..events import DEFAULT_CATALOG, Catalog, Event
-from ..events.decoding import Documents
-from ..records.deliveries import Postponed
-from ..records.policies import UNLIMITED, Policy, PolicyArguments, problems_of
+from ..records.deliveries import SOURCE_MARK
+from ..records.policies import PolicyArguments
 from ..storage.effects import Transaction
+from .bound import BoundHandler, BoundHandlers
 from .handler import (
-    CoroutineHandler,
-    ForeignHandler,
     ForeignLoop,
     Handler,
     Kind,
     Surrounding,
-    ThreadHandler,
-    TransactionHandler,
     WebhookHandlerBase,
-    definition_of,
-    event_annotation,
-    kind_of,
-    name_of,
-    needed_parameters,
-    signature_of,
-    takes_services,
 )
-from .outcomes import describe_error
-from .routes import Route, first_match
+from .registration import (
+    Registration,
+    bind_registration,
+    make_registration,
+    require_annotation,
+    require_event_class,
+)
 from .services import Services
+from .source_handlers import SourceHandlers
 
 __all__ = ["BoundHandler", "BoundHandlers", "HandlerRegistry", "Registration", "WebhookHandlerBase"]
 
@@ -67,30 +55,6 @@ E = TypeVar("E", bound=Event[Any])
 C = TypeVar("C", bound=WebhookHandlerBase[Any])
 H = TypeVar("H", bound=Handler[Any])
 R = TypeVar("R", bound=Awaitable[Any] | WebhookHandlerBase[Any] | None)
-
-
-#: The group of the events that a fallback handles; see :class:`~sdk_trio.records.policies.Policy`.
-FALLBACK = "*"
-
-
-class Registration(msgspec.Struct, frozen=True):
-    """One registered handler: the given object, and the options for running its events.
-
-    ``event_class`` is the class that it was registered for, None for a fallback; ``place`` is the
-    line that registered it; ``group`` is the type of its events, ``*`` for a fallback.
-    """
-
-    name: str
-    handler: object
-    kind: Kind
-    enqueue: bool
-    ordered: bool
-    run_when_suspended: bool = True
-    asyncio: bool = False
-    event_class: type[Event[Any]] | None = None
-    place: str = ""
-    policy: Policy = UNLIMITED
-    group: str = FALLBACK
 
 
 #: The type of the delivery with which ``doctor`` tests a running receiver; no upstream sends it.
@@ -103,94 +67,6 @@ class _ProbeHandler(WebhookHandlerBase[Event[Any]]):
     async def handle_core(self, event: Event[Any]) -> None:
         await trio.lowlevel.checkpoint()
 
-
-class Gate(Protocol):
-    """Decides when a handler takes events; only forwarding has one."""
-
-    def hold(self) -> Postponed | None:
-        """Return when an event is due again, or None if it can run now."""
-        ...
-
-    def take_answer(self, key: str) -> str | None:
-        """Return the application's answer to the event of ``key``, once."""
-        ...
-
-
-class BoundHandler(msgspec.Struct, frozen=True):
-    """A handler that is ready to run.
-
-    ``threads`` limits the number of concurrent plain functions; a run acquires a slot before it
-    starts. It is None for other handlers. ``place`` is the line that defines it, None if unknown.
-    ``group`` names the events that its ``policy`` limits together; ``limited``: the store decides
-    which of them may run.
-    """
-
-    name: str
-    handler: WebhookHandlerBase[Any]
-    enqueue: bool
-    ordered: bool
-    run_when_suspended: bool = True
-    threads: trio.CapacityLimiter | None = None
-    gate: Gate | None = None
-    place: str | None = None
-    policy: Policy = UNLIMITED
-    group: str = ""
-    limited: bool = False
-
-
-class RoutedHandler(msgspec.Struct, frozen=True):
-    """The handler that posts the events of a route."""
-
-    route: Route
-    handler: BoundHandler
-
-
-class BoundHandlers(msgspec.Struct, frozen=True):
-    """All handlers of an application, built with its services; looked up for each delivery.
-
-    A type's own handler comes first, then the first route that takes the event, then the fallback.
-    """
-
-    catalog: Catalog
-    by_type: dict[str, BoundHandler]
-    fallback: BoundHandler | None
-    routed: Sequence[RoutedHandler] = ()
-
-    @property
-    def documents(self) -> Documents:
-        """Return the decoders of the types that have an inline handler of their own."""
-        inline = [wire_type for wire_type, handler in self.by_type.items() if not handler.enqueue]
-        rows = (self.catalog.by_type(wire_type) for wire_type in inline)
-        return Documents(row for row in rows if row is not None)
-
-    def __iter__(self) -> Iterator[BoundHandler]:
-        """Iterate over the handlers of types, those of routes, and the fallback."""
-        yield from self.by_type.values()
-        yield from (each.handler for each in self.routed)
-        if self.fallback is not None:
-            yield self.fallback
-
-    @property
-    def timeouts(self) -> tuple[float, ...]:
-        """Return the timeouts of the handlers that have one of their own, in seconds."""
-        limits = (handler.policy.timeout for handler in self)
-        return tuple(limit for limit in limits if limit is not None)
-
-    def find(self, event_type: str, raw: bytes | None = None) -> BoundHandler | None:
-        """Return the handler of ``event_type``, otherwise of a route or the fallback, otherwise
-        None.
-
-        ``raw`` is the body, against which the conditions of routes are checked.
-        """
-        if not self.routed:
-            return self.by_type.get(event_type, self.fallback)
-        if (handler := self.by_type.get(event_type)) is not None:
-            return handler
-        index = first_match([each.route for each in self.routed], event_type, raw)
-        return self.fallback if index is None else self.routed[index].handler
-
-
-_POLICIES = frozenset(Policy.__struct_fields__)
 
 #: A handler whose effects are committed in one transaction with the event's end.
 TransactionFunction = Callable[[E, Transaction[Any]], None]
@@ -244,6 +120,7 @@ class HandlerRegistry:
         self._fallback: Registration | None = None
         self._ignored: set[str] = set()
         self._around: list[Surrounding] = []
+        self._sources: dict[str, SourceHandlers] = {}
         #: Whether a start logs a warning for each known type without a handler.
         self.warns_of_missing: bool = True
         #: The loop of the handlers with ``asyncio=True``; ``sdk_trio.asgi.Threaded`` sets it.
@@ -293,6 +170,10 @@ class HandlerRegistry:
                 policy cannot be kept.
         """
         wire_type = self._wire_type(event_class)
+        if wire_type.startswith(SOURCE_MARK):
+            raise HandlerRegistrationError(
+                f"{wire_type!r} cannot have a handler: {SOURCE_MARK} marks the types of sources."
+            )
         if wire_type in self._registrations:
             holder = self._registrations[wire_type]
             raise HandlerRegistrationError(
@@ -300,7 +181,7 @@ class HandlerRegistry:
                 f"registered at {holder.place}. Each event type has one handler: call both "
                 "functions from one handler, or remove a registration."
             )
-        registration = _registration(
+        registration = make_registration(
             handler,
             enqueue=enqueue,
             ordered=ordered,
@@ -312,11 +193,11 @@ class HandlerRegistry:
         registration = msgspec.structs.replace(
             registration, event_class=event_class, group=wire_type
         )
-        _require_annotation(registration)
+        require_annotation(registration)
         if isinstance(handler, type):
-            _require_event_class(registration, handler)
+            require_event_class(registration, handler)
         elif isinstance(handler, WebhookHandlerBase):
-            _require_event_class(registration, type(handler))
+            require_event_class(registration, type(handler))
         self._registrations[wire_type] = registration
 
     @overload
@@ -405,7 +286,7 @@ class HandlerRegistry:
                 f"there is already a fallback: {self._fallback.name}, registered at "
                 f"{self._fallback.place}. Only one is possible."
             )
-        registration = _registration(
+        registration = make_registration(
             handler,
             enqueue=enqueue,
             ordered=ordered,
@@ -413,7 +294,7 @@ class HandlerRegistry:
             asyncio=asyncio,
             policy=policy,
         )
-        _require_annotation(registration)
+        require_annotation(registration)
         self._fallback = registration
         return handler
 
@@ -446,6 +327,18 @@ class HandlerRegistry:
         """
         self._around.append(surrounding)
         return surrounding
+
+    def source(self, name: str) -> "SourceHandlers":
+        """Return the handlers of a source, which is another sender than the upstream.
+
+        ``name`` is the source's ``Name`` in the settings: ``handlers.source("stripe").on(...)``.
+        """
+        return self._sources.setdefault(name, SourceHandlers(name))
+
+    @property
+    def types_of_sources(self) -> dict[str, tuple[str, ...]]:
+        """The types that have a handler, by the name of the source."""
+        return {name: each.types for name, each in self._sources.items()}
 
     @property
     def needs_host_loop(self) -> bool:
@@ -492,15 +385,15 @@ class HandlerRegistry:
 
     @property
     def registrations(self) -> tuple[Registration, ...]:
-        """The registrations in their order, the fallback last."""
+        """The registrations in their order, the fallback last; then those of sources."""
         last = () if self._fallback is None else (self._fallback,)
-        return (*self._registrations.values(), *last)
+        of_sources = (each for source in self._sources.values() for each in source.registrations)
+        return (*self._registrations.values(), *last, *of_sources)
 
     @property
     def transactional(self) -> tuple[Registration, ...]:
         """The registrations with ``transaction=True``."""
-        each = self._registrations.values()
-        return tuple(one for one in each if one.kind is Kind.TRANSACTION)
+        return tuple(one for one in self.registrations if one.kind is Kind.TRANSACTION)
 
     def require_transactions(self, backend: StorageBackend) -> None:
         """Raise if handlers need transactions and the store has none.
@@ -525,7 +418,7 @@ class HandlerRegistry:
         """
         threads = trio.CapacityLimiter(services.settings.webhooks.queue.threads)
         bind = partial(
-            _bind,
+            bind_registration,
             services=services,
             threads=threads,
             around=tuple(self._around),
@@ -538,6 +431,7 @@ class HandlerRegistry:
                 **{name: bind(each) for name, each in self._registrations.items()},
             },
             fallback=bind(self._fallback) if self._fallback else None,
+            by_source={name: each.bind(bind, services) for name, each in self._sources.items()},
         )
 
     def _wire_type(self, event_class: type[Event[Any]]) -> str:
@@ -549,237 +443,3 @@ class HandlerRegistry:
                     f"of {row.event_class.__module__.rpartition('.')[0]}."
                 )
         return self.catalog.by_class(event_class).wire_type
-
-
-def _registration(
-    handler: object,
-    *,
-    enqueue: bool,
-    ordered: bool,
-    run_when_suspended: bool,
-    transaction: bool = False,
-    asyncio: bool = False,
-    policy: PolicyArguments,
-) -> Registration:
-    name, place = name_of(handler), _users_line()
-    policies = _policy_of(name, place, policy, enqueue=enqueue)
-    ordered = ordered or policies.coalesce
-    if ordered and not enqueue:
-        raise HandlerRegistrationError(
-            f"{name}: ordered=True needs enqueue=True, because only the queue keeps the order."
-        )
-    kind = kind_of(handler)
-    if asyncio and kind is Kind.THREAD:
-        raise HandlerRegistrationError(
-            f"{name} is a plain function, which runs in a thread: asyncio=True is for `async def`."
-        )
-    if transaction:
-        _require_transaction_function(name, handler, kind, enqueue=enqueue)
-        kind = Kind.TRANSACTION
-    if isinstance(handler, type) and issubclass(handler, WebhookHandlerBase):
-        _require_handle_core(name, handler)
-    if kind in (Kind.COROUTINE, Kind.THREAD):
-        takes_services(name, cast("Callable[..., object]", handler))
-    return Registration(
-        name,
-        handler,
-        kind,
-        enqueue,
-        ordered,
-        run_when_suspended,
-        asyncio,
-        place=place,
-        policy=policies,
-    )
-
-
-def _policy_of(name: str, place: str, given: PolicyArguments, *, enqueue: bool) -> Policy:
-    """Return the policies of a handler.
-
-    Raises:
-        HandlerRegistrationError: names what cannot be kept, and the line that registers it.
-    """
-    unknown = [f"there is no policy {each}" for each in given if each not in _POLICIES]
-    policy = UNLIMITED if unknown else Policy(**given)
-    problems = [*unknown, *problems_of(policy, enqueue=enqueue)]
-    if problems:
-        raise HandlerRegistrationError(f"{place}: {name}: {'; '.join(problems)}.")
-    return policy
-
-
-def _require_transaction_function(name: str, handler: object, kind: Kind, *, enqueue: bool) -> None:
-    """Refuse a handler whose effects could not be in one transaction with the event's end."""
-    if not enqueue:
-        raise HandlerRegistrationError(
-            f"{name}: transaction=True needs enqueue=True, because the transaction ends a run of "
-            "the queue."
-        )
-    if kind is Kind.COROUTINE:
-        raise HandlerRegistrationError(
-            f"{name}: a transaction cannot await anything, so write `def`. To await something "
-            "first, write an `async` handler that ends with `await services.finish(event, save)`."
-        )
-    if kind is Kind.THREAD:
-        signature = signature_of(name, cast("Callable[..., object]", handler))
-        if len(needed_parameters(signature)) == 2:
-            return
-    raise HandlerRegistrationError(
-        f"{name}: with transaction=True a handler is a function of the event and the transaction, "
-        "`def handler(event, tx)`."
-    )
-
-
-def _bind(
-    registration: Registration,
-    *,
-    services: Services[Any],
-    threads: trio.CapacityLimiter,
-    around: Sequence[Surrounding],
-    host_loop: ForeignLoop | None,
-) -> BoundHandler:
-    name, given = registration.name, cast("Any", registration.handler)
-    match registration.kind:
-        case Kind.INSTANCE:
-            built: object = given
-        case Kind.COROUTINE:
-            built = CoroutineHandler(name, given, services)
-        case Kind.THREAD:
-            built = ThreadHandler(name, given, services, around)
-        case Kind.TRANSACTION:
-            built = TransactionHandler(name, given, services)
-        case Kind.FACTORY:
-            built = _build(name, registration.place, given, services)
-    if not isinstance(built, WebhookHandlerBase):
-        raise HandlerRegistrationError(
-            f"{registration.place}: {name} returned {type(built).__name__}, which is not a "
-            "WebhookHandlerBase. A function that handles events takes the event."
-        )
-    _require_handle_core(name, type(built))
-    _require_event_class(registration, type(built))
-    core = built
-    if registration.asyncio:
-        if host_loop is None:
-            raise HandlerRegistrationError(
-                f"{registration.place}: {name} has asyncio=True, and there is no asyncio loop: "
-                "run it with sdk_trio.asgi.Threaded in an application of an asyncio server."
-            )
-        built = ForeignHandler(built, host_loop)
-    return BoundHandler(
-        name,
-        built,
-        registration.enqueue,
-        registration.ordered,
-        registration.run_when_suspended,
-        threads if registration.kind in (Kind.THREAD, Kind.TRANSACTION) else None,
-        place=definition_of(given if registration.kind is not Kind.FACTORY else type(core)),
-        policy=registration.policy,
-        group=registration.group,
-        limited=registration.policy.is_limited,
-    )
-
-
-def _require_handle_core(name: str, handler_class: type[WebhookHandlerBase[Any]]) -> None:
-    function = handler_class.handle_core
-    if function is WebhookHandlerBase.handle_core or not (
-        # A decorator with functools.wraps is a plain function around the coroutine function.
-        inspect.iscoroutinefunction(function)
-        or inspect.iscoroutinefunction(inspect.unwrap(function))
-    ):
-        raise HandlerRegistrationError(
-            f"{name} does not implement `async def handle_core(self, event)`; for work that "
-            "blocks, write a plain function of the event, which runs in a thread."
-        )
-
-
-def _require_event_class(registration: Registration, handler_class: type) -> None:
-    """Refuse a handler that declares another event class: it could not read its events."""
-    declared = _declared_event(handler_class)
-    wanted = registration.event_class
-    if wanted is None or declared is None or issubclass(wanted, declared):
-        return
-    raise HandlerRegistrationError(
-        f"{registration.place}: {registration.name} handles {declared.__name__}, and is registered "
-        f"for {wanted.__name__}. Register it for {declared.__name__}, or derive it from "
-        f"WebhookHandlerBase[{wanted.__name__}]."
-    )
-
-
-def _require_annotation(registration: Registration) -> None:
-    """Refuse a function whose parameter is annotated with another class than its events'.
-
-    Raises:
-        HandlerRegistrationError: names the annotation, and the line that registers the function.
-    """
-    if registration.kind not in (Kind.COROUTINE, Kind.THREAD, Kind.TRANSACTION):
-        return
-    annotation = event_annotation(cast("Callable[..., object]", registration.handler))
-    wanted = registration.event_class
-    declared = _classes_in(annotation)
-    if declared is None or any(_may_be(wanted, each) for each in declared):
-        return
-    shown = annotation.__name__ if isinstance(annotation, type) else str(annotation)
-    expected = "Event" if wanted is None else wanted.__name__
-    raise HandlerRegistrationError(
-        f"{registration.place}: {registration.name} takes {shown}, and is registered for "
-        f"{'every type' if wanted is None else expected}. Annotate its event with {expected}, or "
-        "register it for the class that it takes."
-    )
-
-
-def _may_be(wanted: type[Event[Any]] | None, declared: type) -> bool:
-    """Return whether events of ``wanted``, or of any type if None, can have a declared class."""
-    if getattr(declared, "_is_protocol", False):
-        return True
-    if wanted is None:
-        return issubclass(declared, Event) or issubclass(Event, declared)
-    return issubclass(wanted, declared)
-
-
-def _classes_in(annotation: object) -> list[type] | None:
-    """Return the classes that an annotation allows; None if it cannot be judged."""
-    origin = get_origin(annotation)
-    if origin is Annotated:
-        return _classes_in(get_args(annotation)[0])
-    if origin in (Union, UnionType):
-        members = [_classes_in(each) for each in get_args(annotation)]
-        return None if None in members else [each for found in members for each in found or ()]
-    declared = origin or annotation
-    # From Python 3.11 on, Any is also a class.
-    return [declared] if isinstance(declared, type) and declared is not Any else None
-
-
-def _declared_event(handler_class: type) -> type | None:
-    """Return the event class of ``WebhookHandlerBase[...]`` among the bases, None if it is open."""
-    for base in handler_class.__mro__:
-        for generic in base.__dict__.get("__orig_bases__", ()):
-            origin = get_origin(generic)
-            if isinstance(origin, type) and issubclass(origin, WebhookHandlerBase):
-                declared = get_args(generic)[0]
-                declared = get_origin(declared) or declared
-                if isinstance(declared, type) and issubclass(declared, Event):
-                    return declared
-    return None
-
-
-def _users_line() -> str:
-    """Return the innermost calling line outside this package, as ``FILE:LINE``."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__", "").startswith("sdk_trio."):
-        frame = frame.f_back
-    return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
-
-
-def _build(
-    name: str, place: str, factory: Callable[..., object], services: Services[Any]
-) -> object:
-    arguments = (services,) if needed_parameters(signature_of(name, factory)) else ()
-    try:
-        return factory(*arguments)
-    except (
-        BaseException
-    ) as error:  # SystemExit from a factory is a fault of the factory, not a request to stop
-        if is_interrupt(error):
-            raise
-        raise HandlerRegistrationError(  # noqa: ASYNC104 - no loop cancels a start's factories
-            f"{place}: building the handler {name} failed: {describe_error(error)}"
-        ) from error

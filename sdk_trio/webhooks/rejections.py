@@ -143,6 +143,7 @@ def _listed(seq: int, at: float, rejection: Rejection) -> dict[str, Any]:
     fields = dict(rejection.fields)
     detail = fields.get("detail")
     tenant = next((str(fields[name]) for name in _TENANT_FIELDS if name in fields), None)
+    source = {"source": fields["source"]} if "source" in fields else {}
     return {
         "seq": seq,
         "at": at,
@@ -155,6 +156,7 @@ def _listed(seq: int, at: float, rejection: Rejection) -> dict[str, Any]:
         "size": rejection.size,
         "detail": None if detail is None else str(detail)[:_DETAIL_CHARACTERS],
         "tenant": tenant,
+        **source,
     }
 
 

@@ -116,8 +116,16 @@ class Route(msgspec.Struct, frozen=True):
             coalesce=options.coalesce,
         )
 
-    def takes(self, event_type: str, document: Callable[[], Any]) -> bool:
-        """Return whether it takes an event; ``document`` reads the body if a condition needs it."""
+    def takes(
+        self, event_type: str, document: Callable[[], Any], source: str | None = None
+    ) -> bool:
+        """Return whether it takes an event; ``document`` reads the body if a condition needs it.
+
+        ``source`` is the event's source, None for the upstream.
+        """
+        sources = self.options.sources
+        if source not in sources and (sources or source is not None):
+            return False
         if self.types.match(event_type) is None:
             return False
         return all(condition.holds(document()) for condition in self.conditions)
@@ -128,12 +136,15 @@ def routes_of(settings: Settings) -> tuple[Route, ...]:
     return tuple(map(Route.of, settings.forward.all_routes))
 
 
-def first_match(routes: Sequence[Route], event_type: str, raw: bytes | None) -> int | None:
+def first_match(
+    routes: Sequence[Route], event_type: str, raw: bytes | None, source: str | None = None
+) -> int | None:
     """Return the index of the first route that takes an event, None if none does.
 
-    ``raw`` is the body; without one, routes with conditions take nothing.
+    ``raw`` is the body; without one, routes with conditions take nothing. ``source`` is the event's
+    source, None for the upstream.
     """
-    if event_type.startswith(OUR_OWN):
+    if source is None and event_type.startswith(OUR_OWN):
         return None
     read: list[Any] = []
 
@@ -146,7 +157,7 @@ def first_match(routes: Sequence[Route], event_type: str, raw: bytes | None) -> 
         return read[0]
 
     for index, route in enumerate(routes):
-        if route.takes(event_type, document):
+        if route.takes(event_type, document, source):
             return index
     return None
 

@@ -12,6 +12,7 @@ from ..base.logs import get_logger
 from ..config import Settings
 from ..records.deliveries import Renewed
 from ..storage.ports import Inbox
+from .bound import BoundHandlers
 from .counters import Counters
 from .effects import Conclusions
 from .inline import InlineRuns
@@ -21,7 +22,6 @@ from .parking import Parking
 from .pauses import Pauses
 from .queued import QueuedRuns
 from .recording import OutcomeRecorder
-from .registry import BoundHandlers
 
 if TYPE_CHECKING:
     from ..tenants.tenancy import TenantRuntime

@@ -12,9 +12,9 @@ offender, an attacker has to get other addresses refused, which costs a minute's
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from hmac import compare_digest
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -26,6 +26,9 @@ from .answers import RequestRefusal
 from .origin import ORIGIN_HEADERS, AllowedSources, RequestOrigin, TrustedProxies, source_of
 from .signed_request import SIMULATION_HEADER, simulation_mark
 from .verdict import signed_positions
+
+if TYPE_CHECKING:
+    from .sources.source import Source
 
 #: The maximum length of a logged path or method of a request that is not for us, in characters.
 SHOWN_PATH_CHARACTERS: Final = 200
@@ -124,8 +127,9 @@ _NOT_HTTPS: Final = RequestRefusal(
 class Screened(msgspec.Struct, frozen=True, gc=False):
     """The decision about a request's connection and head, for the later steps.
 
-    ``identifier`` is the one in a tenant's address; None for the host's address. ``refusal`` is
-    None for a request that passed. ``signed_positions`` are those of the three signed headers; None
+    ``identifier`` is the one in a tenant's address; None for the host's address. ``source`` is the
+    source of the address, None for the upstream's. ``refusal`` is None for a request that passed.
+    ``signed_positions`` are those of the three signed headers; None
     unless each of them was sent exactly once.
     """
 
@@ -134,6 +138,7 @@ class Screened(msgspec.Struct, frozen=True, gc=False):
     identifier: str | None
     refusal: RequestRefusal | None
     signed_positions: tuple[int, int, int] | None
+    source: "Source | None" = None
 
 
 class Screen:
@@ -143,6 +148,7 @@ class Screen:
         settings: validated settings.
         clock: returns seconds that never go back.
         on_contradiction: see :class:`~sdk_trio.webhooks.origin.TrustedProxies`.
+        sources: the sources by their routes.
         previous: the rules that these replace. A rate that has not changed keeps its counts:
             otherwise every reload would give each source a full allowance again.
 
@@ -156,11 +162,13 @@ class Screen:
         *,
         clock: Callable[[], float],
         on_contradiction: Callable[[str | None], object] | None = None,
+        sources: "Mapping[str, Source] | None" = None,
         previous: "Screen | None" = None,
     ) -> None:
         options = settings.webhooks
         self._clock = clock
         self._path = options.path
+        self._source_at = sources or {}
         # The prefix of tenants' addresses; None without tenants.
         self._tenant_path = (
             f"{options.path.rstrip('/')}/" if settings.multi_tenant.enabled else None
@@ -188,9 +196,11 @@ class Screen:
         is_simulated = self._is_simulated(request.headers)
         peer = request.client[0] if request.client else None
         origin = self.proxies.resolve(peer, request.scheme, request.headers)
+        source = self._source_at.get(request.path)
         identifier = self._identifier_in(request.path)
-        refusal = self._check(request, origin, identifier, is_simulated=is_simulated)
-        screened = Screened(self, origin, identifier, refusal, signed_positions(request.headers))
+        refusal = self._check(request, origin, identifier, source, is_simulated=is_simulated)
+        positions = None if source is not None else signed_positions(request.headers)
+        screened = Screened(self, origin, identifier, refusal, positions, source)
         if template is not None and not template.varying & _SCREENED_HEADERS:
             template.memo = screened
         return screened
@@ -205,6 +215,7 @@ class Screen:
         request: DirectRequest,
         origin: RequestOrigin,
         identifier: str | None,
+        source: "Source | None",
         *,
         is_simulated: bool,
     ) -> RequestRefusal | None:
@@ -212,13 +223,14 @@ class Screen:
         if self._require_https and not origin.secure and not is_simulated:
             return _NOT_HTTPS
         path, method = request.path, request.method
-        if path != self._path and identifier is None:
+        if path != self._path and identifier is None and source is None:
             fields = {"path": path[:SHOWN_PATH_CHARACTERS], "configured": self._path}
             return RequestRefusal("path", answers.NOT_FOUND, fields)
         if method != "POST":
             fields = {"method": method[:SHOWN_METHOD_CHARACTERS]}
             return RequestRefusal("method", answers.METHOD_NOT_ALLOWED, fields)
-        if not self._sources.allows(origin.address) and not is_simulated:
+        # The ranges are the upstream's.
+        if source is None and not self._sources.allows(origin.address) and not is_simulated:
             return _SOURCE
         return None if _is_plain_json(request.headers) else _MEDIA
 

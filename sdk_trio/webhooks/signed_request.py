@@ -4,6 +4,7 @@ import hmac
 import ssl
 from collections.abc import Mapping
 from hashlib import sha256
+from typing import Protocol
 from urllib.parse import urlsplit
 
 import attrs
@@ -90,9 +91,28 @@ def sign_body(
     return SignedDelivery(key_of(webhook_id, signer), timestamp, signature, body)
 
 
+class Postable(Protocol):
+    """A delivery as it is sent: its id, its headers and its exact body."""
+
+    @property
+    def webhook_id(self) -> str:
+        """Return the id under which the receiver stores it."""
+        ...
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Return the headers of the request."""
+        ...
+
+    @property
+    def body(self) -> bytes:
+        """Return the signed bytes."""
+        ...
+
+
 async def post(
     url: str,
-    delivery: SignedDelivery,
+    delivery: Postable,
     *,
     ca_file: str | None = None,
     headers: Mapping[str, str] | None = None,

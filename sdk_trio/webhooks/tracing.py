@@ -17,11 +17,11 @@ from ..events import Event
 from ..records.deliveries import Dead, Done, NewDelivery, Outcome, Parked
 from .answers import Answer, RequestRefusal
 from .arrival import VerifiedDelivery
+from .bound import BoundHandler, BoundHandlers
 from .endpoint import Endpoint
 from .invocation import Invocations
 from .outcomes import Failure
 from .recording import OutcomeRecorder
-from .registry import BoundHandler, BoundHandlers
 from .run import DeliveryRunner
 from .screen import Screened
 
@@ -69,6 +69,8 @@ class TracedEndpoint(Endpoint):
         route = self._host_route if request.path == self._host_route else None
         if screened.identifier is not None:
             route = self._tenant_route
+        elif screened.source is not None:
+            route = screened.source.path
         server = request.server or (None, None)
         inside = get_current_span()
         return self._tracer.start_span(

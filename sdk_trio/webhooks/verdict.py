@@ -41,6 +41,7 @@ class Cause(enum.StrEnum):
     TOO_NEW = "too_new"
     BAD_SIGNATURE_HEADER = "bad_signature_header"
     NO_MATCH = "no_match"
+    NOT_AN_EVENT = "not_an_event"
 
 
 # msgspec Structs, because each is created for every delivery and they are cheap to create.
@@ -115,7 +116,7 @@ def verify_delivery(
     # tolerance passes. The chained comparison is false for NaN, so such a clock rejects.
     age = delivery.received_at // 1 - seconds
     if not -tolerance_seconds <= age <= tolerance_seconds:
-        return _outside_tolerance(age, tolerance_seconds)
+        return outside_tolerance(age, tolerance_seconds)
     try:
         entries = parse_signature_header(signature)
     except VerificationError as error:
@@ -209,7 +210,8 @@ def _bad_timestamp(timestamp: bytes) -> Rejected:
     return Rejected(Cause.BAD_TIMESTAMP, f"{detail}.")
 
 
-def _outside_tolerance(age: float, tolerance_seconds: int) -> Rejected:
+def outside_tolerance(age: float, tolerance_seconds: int) -> Rejected:
+    """Return the rejection of a timestamp of this age, in seconds; negative: it is ahead."""
     # An age that is not a number counts as old.
     cause, side, reason = (
         (Cause.TOO_NEW, "ahead of", "one of the two clocks is wrong")

@@ -129,7 +129,7 @@ class WebhookVerification:
             try:
                 envelope = plain_envelope(body) or await decode_in_full(body)
             except DeliveryDecodingError as error:
-                return _rejection("not_an_event", str(error))  # noqa: ASYNC910 - answering is a checkpoint
+                return _rejection(Cause.NOT_AN_EVENT, str(error))  # noqa: ASYNC910 - answering is a checkpoint
         if keys is not None and tenant is None and isinstance(envelope, Envelope):
             organization = organization_of(envelope.type, envelope.data_raw)
             tenant = await keys.tenant_of(organization)

@@ -7,6 +7,7 @@ import functools
 import inspect
 import sqlite3
 import threading
+import time
 
 import attrs
 import httpx
@@ -18,11 +19,13 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from support.deliveries import settings
 from support.serving import PATH, asgi_headers, registry, signed, works
+from support.sources import BY_NAME, settings_of
 
 from sdk_trio.asgi import Threaded, thread
 from sdk_trio.errors import HandlerRegistrationError, NotRunningError, StoreLockedError
 from sdk_trio.events import OrderCreatedEvent, OrderPaidEvent
 from sdk_trio.webhooks import HandlerRegistry, WebhookHandlerBase, WebhookReceiver
+from sdk_trio.webhooks.sources.signing import SourceDelivery
 
 PATIENCE = 60
 
@@ -399,6 +402,30 @@ async def test_a_mount_whose_host_cuts_the_path_is_served_as_well():
         assert await post(receiver, path="/sdk", root_path="/hooks") == 200
         assert await post(receiver, path="/hooks/sdk", root_path="/hooks") == 200
         assert await post(receiver, path="/sdk") == 404
+
+
+@on_asyncio
+async def test_the_routes_of_sources_are_served_in_front_of_an_application_and_mounted():
+    seen = []
+    handlers = registry(works)
+    stripe = BY_NAME["stripe"]
+    handlers.source("stripe").on(stripe.type)(lambda event: seen.append(event.key))
+    receiver = threaded(handlers, Sources=settings_of())
+
+    async def other(scope, receive, send):
+        raise AssertionError("it is a delivery")
+
+    def delivery(webhook_id):
+        body = stripe.body(webhook_id)
+        return SourceDelivery(webhook_id, stripe.headers(webhook_id, int(time.time()), body), body)
+
+    async with receiver.lifespan():
+        front = receiver.in_front_of(other)
+        assert await post(front, delivery("evt_1"), path="/hooks/stripe") == 200
+        cut = {"path": "/stripe", "root_path": "/hooks"}
+        assert await post(receiver, delivery("evt_2"), **cut) == 200
+        assert await post(receiver, delivery("evt_3"), path="/hooks/github") == 400
+    assert seen == ["evt_1.@stripe", "evt_2.@stripe"]
 
 
 @on_asyncio

@@ -107,7 +107,7 @@ class Listening:
             as_json=True,
             give_up=give_up,
         )
-        self._arguments = argparse.Namespace(events=events, tenant=None)
+        self._arguments = argparse.Namespace(events=events, tenant=None, source=None)
 
     async def run(self):
         try:
@@ -277,6 +277,7 @@ async def test_a_store_that_is_replaced_while_the_listener_is_there_is_told(
                 type=None,
                 state=None,
                 tenant=None,
+                source=None,
                 since=None,
             )
             nursery.start_soon(events_module._tail_feed, Settings(), words)
@@ -389,6 +390,7 @@ async def test_tail_follows_a_receiver_elsewhere(monkeypatch, capsys):
             type=None,
             state=None,
             tenant=None,
+            source=None,
             since=since,
         )
         nursery.start_soon(events_module._tail_feed, Settings(), words)
@@ -421,7 +423,9 @@ def test_a_position_is_kept_and_belongs_to_one_listener(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     source = FeedSource("wss://hooks.example", TOKEN)
     names = {
-        cursor_file(argparse.Namespace(cursor=None, tenant=None, forward_to=to), source)
+        cursor_file(
+            argparse.Namespace(cursor=None, tenant=None, source=None, forward_to=to), source
+        )
         for to in ("http://localhost:1", "http://localhost:2")
     }
     assert len(names) == 2

@@ -48,7 +48,7 @@ def limits(free_workers: int = 100, **groups: GroupLimit) -> ClaimLimits:
     """Return limits of the types that are named, with "_" for a dot."""
     named = {name.replace("_", "."): limit for name, limit in groups.items()}
     return ClaimLimits(
-        lambda event_type, _: event_type if event_type in named else None,
+        lambda event_type, _raw, _signer: event_type if event_type in named else None,
         named,
         frozenset(),
         free_workers,
@@ -58,7 +58,10 @@ def limits(free_workers: int = 100, **groups: GroupLimit) -> ClaimLimits:
 def pausing(event_type: str) -> ClaimLimits:
     group = f"{PAUSED}{event_type}"
     return ClaimLimits(
-        lambda each, _: group if each == event_type else None, {}, frozenset({group}), 100
+        lambda each, _raw, _signer: group if each == event_type else None,
+        {},
+        frozenset({group}),
+        100,
     )
 
 
@@ -437,7 +440,7 @@ async def test_events_that_wait_for_a_limit_can_be_paused(stores: Stores) -> Non
     assert await take(inbox, limited) == ["a"]
     await inbox.finish("a", Done(), now=NOW)
     group = f"{PAUSED}order.*"
-    both = ClaimLimits(lambda _type, _raw: group, limited.groups, frozenset({group}), 100)
+    both = ClaimLimits(lambda _type, _raw, _signer: group, limited.groups, frozenset({group}), 100)
     assert await take(inbox, both) == []
     taken = []
     for _ in range(3):

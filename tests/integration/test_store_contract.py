@@ -682,6 +682,26 @@ async def test_a_cursor_beyond_the_newest_event_reads_no_more_than_there_is(stor
         assert await store.find(type="order.paid", after_sequence=2**63 - 1) == []
 
 
+async def test_a_source_has_its_own_ids_lanes_and_listing(stores: Stores) -> None:
+    inbox = await stores.open()
+    for signer in ("", "@a", "@b"):
+        for number in (1, 2):
+            told = delivery(f"m{number}", subject="s", ordered=True, signer=signer)
+            assert (await inbox.accept(told, leased=False)).admission is Admission.NEW
+    due = await inbox.take_due(now=1002, limit=10)
+    # One of each lane, although their subject is the same.
+    assert {record.key for record in due.records} == {"m1", "m1.@a", "m1.@b"}
+    found = await inbox.find(source="a", oldest_first=True)
+    assert [(r.key, r.webhook_id, r.source, r.tenant_id) for r in found] == [
+        ("m1.@a", "m1", "a", None),
+        ("m2.@a", "m2", "a", None),
+    ]
+    assert await inbox.find(source="a", tenant_id="t") == []
+    assert await inbox.find(source="c") == []
+    assert [r.key for r in await inbox.find(source="b", subject="s", limit=1)] == ["m2.@b"]
+    assert await inbox.unowned() == []
+
+
 async def test_an_id_belongs_to_its_signer_and_people_find_all_who_used_it(stores: Stores) -> None:
     inbox = await stores.open()
     for signer in ("", "t1", "t2"):

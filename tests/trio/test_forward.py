@@ -12,10 +12,10 @@ from sdk_trio.errors import AnswerLostError, NotSentError
 from sdk_trio.net.poster import PostAnswer
 from sdk_trio.records.deliveries import DeliveryState
 from sdk_trio.webhooks import HandlerRegistry, forward
+from sdk_trio.webhooks.bound import BoundHandlers
 from sdk_trio.webhooks.counters import Counters
 from sdk_trio.webhooks.forward import Forwarder
 from sdk_trio.webhooks.queue import WorkerPool
-from sdk_trio.webhooks.registry import BoundHandlers
 from sdk_trio.webhooks.routes import Pause, checkpoint_of
 from sdk_trio.webhooks.run import DeliveryRunner
 

@@ -4,10 +4,10 @@ Each line with a remark is refused, by pyright as well (test_client_typing).
 """
 
 import functools
-from typing import Any
+from typing import Any, assert_type
 
 import sdk_trio
-from sdk_trio.events import Event, OrderCreatedEvent, OrderPaidEvent
+from sdk_trio.events import Event, OrderCreatedEvent, OrderPaidEvent, SourceEvent
 
 handlers = sdk_trio.HandlerRegistry()
 
@@ -69,6 +69,35 @@ handlers.register(OrderPaidEvent, lambda event: seen.append(event.data.id))
 handlers.register(OrderPaidEvent, lambda: Grant())
 handlers.register(OrderPaidEvent, seen.append)
 handlers.register(OrderPaidEvent, functools.partial(print, "paid"))
+
+
+# -- of a source ---------------------------------------------------------------------------------
+
+
+class Invoice:
+    id: str
+
+
+stripe = handlers.source("stripe")
+
+
+@stripe.on("invoice.paid", Invoice, enqueue=True, concurrency=2)
+async def awaits_invoice(event: SourceEvent[Invoice]) -> None:
+    assert_type(event.data, Invoice)
+    assert_type(event.source, str)
+
+
+@stripe.on("invoice.voided")
+def waits_for_any(event: SourceEvent[Any]) -> None: ...
+
+
+@stripe.on("invoice.sent", enqueue=True, transaction=True)
+def writes(event: SourceEvent[Invoice], tx: sdk_trio.Transaction[Any]) -> None: ...
+
+
+stripe.fallback(waits_for_any, enqueue=True)
+stripe.register("invoice.open", OfEvery, max_attempts=3)
+stripe.on("a")(7)  # type: ignore[type-var]
 
 
 # -- refused ------------------------------------------------------------------------------------

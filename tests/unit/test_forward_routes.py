@@ -104,6 +104,15 @@ def test_no_condition_and_no_body_is_an_error(setting, document):
     assert first_match([route(where=(setting,))], "a", b"\xff{") in (None, 0)
 
 
+def test_a_route_takes_the_events_of_its_sources_and_without_any_the_upstreams():
+    routes = [route("a.*", sources=("stripe", "github")), route("a.*")]
+    assert first_match(routes, "a.b", None, "stripe") == 0
+    assert first_match(routes, "a.b", None, "github") == 0
+    assert first_match(routes, "a.b", None, "shop") is None
+    assert first_match(routes, "a.b", None) == 1
+    assert first_match(routes, "c", None, "stripe") is None
+
+
 def test_a_body_is_read_once_and_only_if_a_condition_asks():
     routes = [route(where=("/data/a=1",)), route(where=("/data/a=2",)), route()]
     assert match(routes, "order.paid", a=2) == 1

@@ -54,7 +54,7 @@ def types_of(schema, definitions):
 @pytest.mark.parametrize(
     ("name", "record", "without", "beside"),
     [
-        ("Event", DeliveryRecord, {"raw"}, {"key"}),
+        ("Event", DeliveryRecord, {"raw"}, {"key", "source"}),
         ("Attempt", AttemptRecord, set(), set()),
         ("Check", Check, set(), set()),
     ],

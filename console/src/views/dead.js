@@ -17,11 +17,11 @@ export function Dead({ overview }) {
       <p class="faint">${count(data.counted)} dead letters${data.more ? ", the newest ones; there are more" : ""}.${" "}
         <button type="button" disabled=${overview?.read_only} onClick=${() => setChosen({})}>Replay all…</button></p>
       <div class="wide"><table class="plain"><thead><tr><th scope="col">Type</th><th scope="col">Error</th><th scope="col" class="number">Number</th><th scope="col">Newest</th><th scope="col"><span class="hidden">Action</span></th></tr></thead>
-        <tbody>${data.groups.map((group) => html`<tr key=${`${group.type}\n${group.error}`}>
-          <td class="type"><a href=${address("deliveries", null, { type: group.type, state: "dead" })}>${visible(group.type)}</a></td>
+        <tbody>${data.groups.map((group) => html`<tr key=${`${group.source ?? ""}\n${group.type}\n${group.error}`}>
+          <td class="type"><a href=${address("deliveries", null, { type: group.type, state: "dead", ...(group.source ? { source: group.source } : {}) })}>${visible(group.type)}</a>${group.source && html`<span class="faint"> of ${group.source}</span>`}</td>
           <td><pre class="error">${visibleLines(group.error)}</pre><a href=${address("deliveries", group.sample_key)}>one of them</a></td>
           <td class="number">${count(group.count)}</td><td><${When} at=${group.newest_at} /></td>
-          <td><button type="button" disabled=${overview?.read_only} onClick=${() => setChosen({ type: group.type, error: group.error })}>Replay…</button></td></tr>`)}</tbody></table></div>`}<//>
+          <td><button type="button" disabled=${overview?.read_only} onClick=${() => setChosen({ type: group.type, error: group.error, ...(group.source ? { source: group.source } : {}) })}>Replay…</button></td></tr>`)}</tbody></table></div>`}<//>
     ${chosen && html`<${Bulk} choice=${chosen} onClose=${(text) => { setChosen(null); if (text) { say(text); dead.again(); } }} />`}`;
 }
 

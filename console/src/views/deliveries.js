@@ -15,7 +15,7 @@ const KEPT = 8;
 // come into sight. A scroll bar of another scale would jump over rows, and no one reads so many.
 const MOST = 400_000;
 
-export function Deliveries({ filter }) {
+export function Deliveries({ filter, overview }) {
   const turn = (change) => refine("deliveries", { ...filter, ...change });
   const find = (text) => text && go("deliveries", text);
   return html`<h1>Deliveries</h1>
@@ -24,6 +24,7 @@ export function Deliveries({ filter }) {
       <${Field} label="Type" name="type" value=${filter.type} onChange=${(type) => turn({ type })} placeholder="order.paid" />
       <${Choice} label="State" value=${filter.state} options=${STATES} onChange=${(state) => turn({ state })} />
       <${Field} label="Tenant" name="tenant" value=${filter.tenant} onChange=${(tenant) => turn({ tenant })} />
+      ${overview?.features.includes("sources") && html`<${Field} label="Source" name="source" value=${filter.source} onChange=${(source) => turn({ source })} />`}
       <${Field} label="Subject" name="subject" value=${filter.subject} onChange=${(subject) => turn({ subject })} />
       <${Moment} label="Since" value=${filter.since} onChange=${(since) => turn({ since })} />
       <${Moment} label="Until" value=${filter.until} onChange=${(until) => turn({ until })} />
@@ -189,7 +190,7 @@ function Row({ place, event, chosen }) {
   if (!event) return html`<div class="row" role="row" ref=${placed} aria-rowindex=${place + 2}><span role="cell" class="faint">…</span></div>`;
   return html`<div class="row ${chosen ? "chosen" : ""}" role="row" ref=${placed} aria-rowindex=${place + 2}>
     <span role="cell"><${When} at=${event.received_at} /></span>
-    <span role="cell" class="type">${visible(event.type)}</span>
+    <span role="cell" class="type">${event.source && html`<span class="faint">${event.source} </span>`}${visible(event.type)}</span>
     <span role="cell"><${State} of=${event.state} /></span>
     <span role="cell" class="mono"><a class="cover" tabindex="-1" href=${address("deliveries", event.key)}>${event.webhook_id}</a></span>
     <span role="cell" class="mono">${visible(event.subject) ?? ""}</span>

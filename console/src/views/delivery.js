@@ -34,6 +34,7 @@ function Whole({ event, again, readOnly }) {
       <div><dt>Received</dt><dd><${When} at=${event.received_at} /></dd></div>
       ${event.subject && html`<div><dt>Subject</dt><dd class="mono"><a href=${address("deliveries", null, { subject: event.subject })}>${visible(event.subject)}</a></dd></div>`}
       ${event.tenant_id && html`<div><dt>Tenant</dt><dd class="mono"><a href=${address("tenants", event.tenant_id)}>${event.tenant_id}</a></dd></div>`}
+      ${event.source && html`<div><dt>Source</dt><dd class="mono"><a href=${address("deliveries", null, { source: event.source })}>${event.source}</a></dd></div>`}
       ${event.ordered && html`<div><dt>Order</dt><dd>kept within its subject</dd></div>`}
       <div><dt>Runs</dt><dd>${event.attempts + event.earlier_attempts}${event.earlier_attempts > 0 && ` (${event.earlier_attempts} before the last replay)`}</dd></div>
       ${event.process_ends > 0 && html`<div><dt>Ended the process</dt><dd class="bad">${event.process_ends} times</dd></div>`}
@@ -169,7 +170,7 @@ function curl(event) {
   const encoded = event.raw_base64 ?? (CONTROLS.test(event.raw) ? base64(event.raw) : null);
   const body = encoded === null ? `printf %s ${quoted(event.raw ?? "")}` : `printf %s ${quoted(encoded)} | base64 -d`;
   const headers = [["content-type", "application/json"], ...event.headers.filter(([name]) => name.toLowerCase() !== "content-type")];
-  const lines = ["# The receiver refuses the signature some minutes after it was made: copy again then.", `${body} |`, "  curl -i http://127.0.0.1:8080/hooks/sdk \\"];
+  const lines = ["# The receiver refuses the signature some minutes after it was made: copy again then.", `${body} |`, `  curl -i http://127.0.0.1:8080/hooks/${event.source ?? "sdk"} \\`];
   for (const [name, value] of headers) lines.push(`  -H ${quoted(`${name}: ${value}`)} \\`);
   lines.push("  --data-binary @-");
   return `${lines.join("\n")}\n`;
@@ -191,6 +192,6 @@ function pytest(event) {
 
 async def test_${name}(deliver):
     """The delivery ${event.webhook_id.replaceAll(/[^\w.-]/g, "?")} of ${exact(event.received_at)}."""
-    await deliver(BODY.encode(), expect="done")
+    await deliver(BODY.encode(), ${event.source ? `source="${event.source}", type=${literal(event.type)}, ` : ""}expect="done")
 `;
 }

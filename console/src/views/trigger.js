@@ -8,7 +8,7 @@ import { address } from "../route.js";
 export function Trigger({ overview }) {
   const types = useData("api/types");
   return html`<h1>Trigger</h1><p class="faint">A signed sample goes over the network to this receiver, through every check.</p>
-    <${Loaded} of=${types}>${(rows) => html`<${Form} types=${rows} readOnly=${overview?.read_only} />`}<//>`;
+    <${Loaded} of=${types}>${(rows) => html`<${Form} types=${rows.filter((each) => !each.source)} readOnly=${overview?.read_only} />`}<//>`;
 }
 
 function Form({ types, readOnly }) {

@@ -39,7 +39,14 @@ if not describing():
         check_permissions,
         check_replication,
     )
-    from .settings import check_handlers, check_https, check_secrets, check_settings, check_sources
+    from .settings import (
+        check_handlers,
+        check_https,
+        check_replays,
+        check_secrets,
+        check_settings,
+        check_sources,
+    )
     from .store import (
         check_database,
         check_file,
@@ -194,6 +201,7 @@ async def _examine(
         "secrets": _plain(partial(check_secrets, settings)),
         "https": _plain(partial(check_https, settings)),
         "sources": _plain(partial(check_sources, settings)),
+        "replays": _plain(partial(check_replays, settings)),
         "permissions": _threaded(partial(check_permissions, loaded, settings)),
         "disk": _threaded(check_the_disk),
         "descriptors": _threaded(partial(check_descriptors, settings)),

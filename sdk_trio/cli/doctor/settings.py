@@ -16,6 +16,7 @@ from ...config.fields import Mode
 from ...config.secret import HMAC_PREFIX, PRIVATE_KEY_PREFIX, PUBLIC_KEY_PREFIX
 from ...errors import Problem
 from ...webhooks.origin import UNIX
+from ...webhooks.sources.schemes import Scheme
 from . import Report
 
 TRUSTED_PROXIES = "Sdk:Server:TrustedProxies"
@@ -173,6 +174,22 @@ def _check_trust(trusted: tuple[str, ...], report: Report) -> None:
             TRUSTED_PROXIES,
             f"{', '.join(trusted)}: headers that such a peer passes on unchanged are trusted",
             _SET_ALL_HEADERS,
+        )
+
+
+def check_replays(settings: Settings, report: Report) -> None:
+    """Report the sources whose deliveries can be replayed, because they sign no timestamp."""
+    for index, options in enumerate(settings.sources):
+        where, scheme = f"Sdk:Sources:{index}", Scheme.of(options)
+        if scheme.signs_timestamp:
+            report.ok(where, f"{options.name} signs a timestamp: {options.tolerance_seconds} s")
+            continue
+        id_too = "" if scheme.signs_id else "; its id is not signed either, so a changed id runs"
+        report.note(
+            where,
+            f"{options.name} signs no timestamp: only deduplication stops a replay of a captured "
+            f"delivery, for {settings.webhooks.dedup_retention_hours} hours{id_too}",
+            "keep TLS up to this receiver, and make its handlers idempotent",
         )
 
 

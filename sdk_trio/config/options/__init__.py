@@ -15,6 +15,7 @@ from .alerts import AlertsOptions
 from .client import ConnectionOptions, ResilienceOptions, UpstreamOptions
 from .forward import ForwardOptions
 from .server import AdminOptions, LoggingOptions, RelayOptions, ServerOptions, StorageOptions
+from .sources import SourceOptions
 from .tenants import MultiTenantOptions
 from .webhooks import SimulatorOptions, WebhooksOptions
 
@@ -115,6 +116,10 @@ class Settings(Section, frozen=True, kw_only=True):
     resilience: ResilienceOptions = ResilienceOptions()
     connection: ConnectionOptions = ConnectionOptions()
     webhooks: WebhooksOptions = WebhooksOptions()
+    sources: Annotated[
+        tuple[SourceOptions, ...],
+        about("Other senders beside the upstream, each at its own route.", live=True),
+    ] = ()
     forward: ForwardOptions = ForwardOptions()
     simulator: SimulatorOptions = SimulatorOptions()
     server: ServerOptions = ServerOptions()

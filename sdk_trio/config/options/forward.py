@@ -30,6 +30,13 @@ class RouteOptions(Section, frozen=True, kw_only=True):
             required=True,
         ),
     ] = ("*",)
+    sources: Annotated[
+        tuple[str, ...],
+        about(
+            "Names of the sources whose events it takes; when empty, those of the upstream.",
+            form=Form.SLUG,
+        ),
+    ] = ()
     where: Annotated[
         tuple[str, ...],
         about(

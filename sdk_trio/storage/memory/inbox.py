@@ -28,6 +28,7 @@ from ...errors import NotSupportedError, StoreUnavailableError
 from ...records.deliveries import (
     PROCESS_ENDED,
     REPLAYABLE,
+    SOURCE_MARK,
     UNFINISHED,
     Admission,
     Admitted,
@@ -338,7 +339,7 @@ class MemoryInbox(MemoryBackend):
             delivery.ordered,
             now if running else None,  # started_at
             delivery.raw,
-            delivery.tenant_id,
+            delivery.owner if delivery.signer else delivery.tenant_id,
             held,
         )
         if leased:
@@ -782,7 +783,8 @@ class MemoryInbox(MemoryBackend):
         rows = self._rows.by_sequence.values()
         named = {row.tenant_id for row in rows}
         named |= {kept.tenant_id for row in rows for kept in row.evidence}
-        return [name for name in named if name and await self.tenants.get(name) is None]
+        tenants = [name for name in named if name and not name.startswith(SOURCE_MARK)]
+        return [name for name in tenants if await self.tenants.get(name) is None]
 
     async def other_tables(self) -> Sequence[str]:
         await self._begin()

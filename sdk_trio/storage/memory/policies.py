@@ -63,7 +63,7 @@ class Allowance:
     def allows(self, row: MemoryRow) -> bool:
         """Return whether a due row may be claimed now; it uses a slot and a token then."""
         row.held_group = None
-        group = self._limits.group_of(row.type, row.raw or b"")
+        group = self._limits.group_of(row.type, row.raw or b"", row.signer)
         if group is None:
             return True
         limit = self._limits.groups.get(group)
@@ -104,7 +104,7 @@ class Allowance:
             each.sequence: each
             for each in (row, *self._rows.lane_after(row))
             if each.queued and (each is row or each.owner is None)
-            if self._limits.group_of(each.type, each.raw or b"") == group
+            if self._limits.group_of(each.type, each.raw or b"", each.signer) == group
         }
         lane = [
             waiting_event(number, each.key, each.type, each.raw or b"", now=self._now)

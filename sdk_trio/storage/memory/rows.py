@@ -16,11 +16,13 @@ import msgspec
 from ...base.throttle import TokenBucket
 from ...records.deliveries import (
     MOST_EVIDENCE,
+    SOURCE_MARK,
     UNFINISHED,
     AttemptRecord,
     DeliveryRecord,
     DeliveryState,
     EvidenceRecord,
+    signer_of,
 )
 from ...records.policies import PAUSED, EventPause
 
@@ -48,7 +50,7 @@ class MemoryRow(msgspec.Struct, eq=False):
     """A delivery with its lease and its failed runs.
 
     It changes in place; an immutable record is made only for a reader, and not for every step of a
-    delivery.
+    delivery. ``tenant_id`` is the delivery's owner.
     """
 
     sequence: int
@@ -91,6 +93,8 @@ class MemoryRow(msgspec.Struct, eq=False):
     def record(self, *, body: bool = True) -> DeliveryRecord:
         """Return the delivery as it is now, with or without its body."""
         values = {name: getattr(self, name) for name in _RECORDED}
+        if self.signer.startswith(SOURCE_MARK):
+            values["tenant_id"] = None
         return DeliveryRecord(**values, raw=self.raw if body else None)
 
 
@@ -333,12 +337,17 @@ class Deliveries:
         before_sequence: int | None = None,
         oldest_first: bool | None = None,
         limit: int = 50,
+        source: str | None = None,
         **equal: Any,
     ) -> Sequence[DeliveryRecord]:
         """List deliveries; see :meth:`Inbox.find`. ``equal`` are wanted values of fields."""
         if oldest_first is None:
             oldest_first = after_sequence is not None
         rows = self.by_sequence.values() if oldest_first else reversed(self.by_sequence.values())
+        if source is not None:
+            if equal.get("tenant_id") is not None:
+                return []
+            equal["tenant_id"] = signer_of(source)
         wanted = [(name, value) for name, value in equal.items() if value is not None]
         matching = (
             row.record(body=False)

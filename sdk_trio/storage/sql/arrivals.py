@@ -70,7 +70,8 @@ def _values_of(delivery: NewDelivery) -> tuple[Any, ...]:
         delivery.timestamp,
         delivery.subject,
         delivery.ordered,
-        delivery.tenant_id,
+        # Nearly all have no signer, so that is checked without a call.
+        delivery.owner if delivery.signer else delivery.tenant_id,
         delivery.raw,
     )
 

@@ -90,14 +90,14 @@ Answer = tuple[Admitted, int | None]
 _NEW = Admitted(Admission.NEW)
 
 
-def lane_of(delivery_ordered: bool, tenant_id: str | None, subject: str | None) -> bytes | None:
+def lane_of(delivery_ordered: bool, owner: str | None, subject: str | None) -> bytes | None:
     """Return the lane of a delivery, None without one. Deliveries of one lane run in order.
 
     A digest, because a subject may be longer than an index takes in.
     """
     if not delivery_ordered or subject is None:
         return None
-    text = f"{tenant_id or ''}\x1f{subject}"
+    text = f"{owner or ''}\x1f{subject}"
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:16]
 
 
@@ -224,7 +224,11 @@ def _open(
             (
                 text,
                 queued,
-                lane_of(delivery.ordered, delivery.tenant_id, delivery.subject),
+                lane_of(
+                    delivery.ordered,
+                    delivery.owner if delivery.signer else delivery.tenant_id,
+                    delivery.subject,
+                ),
                 int(running),
                 float(delivery.received_at) if running else None,
                 reason,

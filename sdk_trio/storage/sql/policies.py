@@ -66,8 +66,8 @@ class ChosenEvents(msgspec.Struct, frozen=True):
 
 # -- groups --------------------------------------------------------------------------------------
 
-_READ_TYPES = "SELECT sequence, type, '' FROM arrival WHERE sequence IN ints(:sequences)"
-_READ_BODIES = "SELECT sequence, type, raw FROM arrival WHERE sequence IN ints(:sequences)"
+_READ_TYPES = "SELECT sequence, type, '', signer FROM arrival WHERE sequence IN ints(:sequences)"
+_READ_BODIES = "SELECT sequence, type, raw, signer FROM arrival WHERE sequence IN ints(:sequences)"
 
 _HOLD = """
 UPDATE work SET held_group = :group,
@@ -104,7 +104,7 @@ def groups_of(tx: SqlTransaction, limits: ClaimLimits, sequences: Sequence[int])
     if not (sequences and (limits.groups or limits.pauses)):
         return {}
     rows = tx.all(_READ_BODIES if limits.reads_bodies else _READ_TYPES, sequences=list(sequences))
-    groups = ((row[0], limits.group_of(row[1], bytes(row[2] or b""))) for row in rows)
+    groups = ((row[0], limits.group_of(row[1], bytes(row[2] or b""), row[3])) for row in rows)
     return {sequence: group for sequence, group in groups if group is not None}
 
 
@@ -297,11 +297,11 @@ class _Choice:
 
     def _waiting_in_lane_of(self, group: str, sequence: int) -> list[WaitingEvent]:
         rows = self._tx.all(_LIST_LANE, sequence=sequence, limit=_LANE_CHUNK)
-        events = ((number, key, kind, bytes(raw or b"")) for number, key, kind, raw in rows)
+        events = ((*row[:3], bytes(row[3] or b""), row[4]) for row in rows)
         return [
             waiting_event(number, key, kind, raw, now=self._now)
-            for number, key, kind, raw in events
-            if self._limits.group_of(kind, raw) == group
+            for number, key, kind, raw, signer in events
+            if self._limits.group_of(kind, raw, signer) == group
         ]
 
     def _end(self, superseded: Mapping[int, tuple[str, str]]) -> None:
@@ -326,7 +326,7 @@ class _Choice:
 
 # A lane has the unfinished events of one subject, oldest first.
 _LIST_LANE = f"""
-SELECT work.sequence, arrival.delivery_key, arrival.type, arrival.raw
+SELECT work.sequence, arrival.delivery_key, arrival.type, arrival.raw, arrival.signer
 FROM work JOIN arrival ON arrival.sequence = work.sequence
 WHERE work.lane = (SELECT this.lane FROM work AS this WHERE this.sequence = :sequence)
     AND work.lane IS NOT NULL AND {unfinished("work")} AND work.queued AND work.lease_owner IS NULL

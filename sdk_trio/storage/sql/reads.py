@@ -3,8 +3,17 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import attrs
+
 from ...base import clock
-from ...records.deliveries import AttemptRecord, DeliveryRecord, DeliveryState, EvidenceRecord
+from ...records.deliveries import (
+    SOURCE_MARK,
+    AttemptRecord,
+    DeliveryRecord,
+    DeliveryState,
+    EvidenceRecord,
+    signer_of,
+)
 from ...records.policies import AFTER_PAUSED, PAUSED
 from . import arrivals
 from .arrivals import INDEXED, INDEXED_CHARACTERS, SEGMENT_BITS
@@ -41,12 +50,18 @@ ORDER BY arrival.sequence
 """
 
 
+#: The position of ``tenant_id`` in a record. A source's deliveries have no tenant.
+_TENANT = [field.name for field in attrs.fields(DeliveryRecord)].index("tenant_id")
+
+
 def _record_of(row: Row) -> DeliveryRecord:
     sequence, key, signer, type_, state, queued, attempts, *middle = row
     received_at, signed_at, subject, ordered, *rest, generation = middle
     webhook_id = key[: -len(signer) - 1] if signer else key
     values: list[Any] = [sequence, webhook_id, type_, DeliveryState(state), bool(queued), attempts]
     values += [received_at, signed_at, subject, bool(ordered), *rest, signer, generation]
+    if signer.startswith(SOURCE_MARK):
+        values[_TENANT] = None
     return DeliveryRecord(*values)
 
 
@@ -182,16 +197,19 @@ def find(
     before_sequence: int | None = None,
     subject: str | None = None,
     tenant_id: str | None = None,
+    source: str | None = None,
     oldest_first: bool | None = None,
     limit: int = 50,
 ) -> list[DeliveryRecord]:
     """List deliveries without bodies; see :meth:`Inbox.find`."""
+    if tenant_id is not None and source is not None:
+        return []
     if oldest_first is None:
         oldest_first = after_sequence is not None
     given: dict[str, Any] = {
         "type": type,
         "subject": subject,
-        "tenant": tenant_id,
+        "tenant": tenant_id if source is None else signer_of(source),
         "since": since,
         "until": until,
     }
@@ -487,8 +505,9 @@ WITH RECURSIVE step (segment, term) AS (
 UNION SELECT tenant_id FROM arrival WHERE sequence > {INDEXED} AND tenant_id IS NOT NULL
 """
 
-_UNOWNED = """
-SELECT id FROM ({named}) AS named WHERE id NOT IN (SELECT id FROM tenant)
+_UNOWNED = f"""
+SELECT id FROM ({{named}}) AS named
+WHERE id NOT IN (SELECT id FROM tenant) AND id NOT LIKE '{SOURCE_MARK}%'
 UNION SELECT tenant_id FROM evidence
 WHERE tenant_id IS NOT NULL AND tenant_id NOT IN (SELECT id FROM tenant)
 """

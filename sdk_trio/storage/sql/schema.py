@@ -102,6 +102,8 @@ def attach_day(table: str, number: int, until: int) -> str:
 
 
 # `subject` and `ordered` decide the lane: unfinished events of one lane run one after the other.
+# A source's delivery has its signer in `tenant_id` as well, so that lanes, filters and indexes of
+# tenants are those of sources, too.
 _ARRIVAL = """
 CREATE TABLE arrival (
     sequence identity,

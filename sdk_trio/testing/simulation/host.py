@@ -18,8 +18,8 @@ from ...runtime import Runtime
 from ...runtime.worker import WorkerAssignment
 from ...storage.ports import Inbox
 from ...webhooks import HandlerRegistry, Services, WebhookHandlerBase
+from ...webhooks.bound import BoundHandler, BoundHandlers
 from ...webhooks.receiver import Share
-from ...webhooks.registry import BoundHandler, BoundHandlers
 from .audit import Auditor
 from .machine import Machine
 from .plan import Trouble, World
