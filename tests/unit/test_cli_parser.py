@@ -222,7 +222,7 @@ def test_the_page_names_every_command_and_every_option():
     pages = re.findall(r"^\| \[[^]]+\]\((cli-[a-z]+\.md)\)", index, re.MULTILINE)
     assert sorted(pages) == sorted(page.name for page in PAGE.parent.glob("cli-*.md"))
     text = "".join((PAGE.parent / page).read_text(encoding="utf-8") for page in pages)
-    headings = re.findall(r"^### `([a-z -]+)", text, re.MULTILINE)
+    headings = re.findall(r"^##+ `([a-z -]+)", text, re.MULTILINE)
     words = [command.words for command in COMMANDS]
     assert [heading.strip() for heading in headings] == words
     assert re.findall(r"\[`([a-z -]+)`\]\(cli-", index) == words
