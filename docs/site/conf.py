@@ -19,7 +19,14 @@ version = release = runpy.run_path(str(ROOT / "sdk_trio" / "_version.py"))["__ve
 
 extensions = ["myst_parser"]
 root_doc = INDEX
-include_patterns = ["docs/*.md", "docs/**/*.md", "README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"]
+include_patterns = [
+    "docs/*.md",
+    "docs/**/*.md",
+    "README.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "CHANGELOG.md",
+]
 include_patterns += ["benchmarks/README.md"]
 # Folders that Sphinx would otherwise walk through to find no page.
 exclude_patterns = [".*", "build", "dist", "console", "sdk_trio", "tests", "generate", "examples"]
