@@ -19,6 +19,7 @@ MAKERS = (
     "event_page",
     "settings_page",
     "python_api",
+    "pictures",
 )
 
 

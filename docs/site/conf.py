@@ -34,7 +34,7 @@ exclude_patterns += ["sdk-data", "docs/site", "docs/console"]
 
 source_suffix = {".md": "markdown"}
 myst_heading_anchors = 4
-myst_enable_extensions = ["attrs_block"]
+myst_enable_extensions = ["attrs_inline"]
 highlight_language = "text"
 
 html_theme = "furo"
@@ -55,6 +55,12 @@ html_theme_options = {
 _OTHERS = {"Project": ["README", "CHANGELOG", "CONTRIBUTING", "SECURITY", "benchmarks/README"]}
 
 
+#: A picture for light and dark, as code hosts show it; the site's own switch needs two images.
+_PICTURE = re.compile(
+    r'<picture>\s*<source [^>]*>\s*<img alt="([^"]*)" src="([^"]*)-light\.svg">\s*</picture>'
+)
+
+
 def setup(app: Any) -> dict[str, bool]:
     """Let Sphinx call the functions below."""
     app.connect("env-get-outdated", _read_index_again)
@@ -72,6 +78,9 @@ def _read_source(_: Any, document: str, source: list[str]) -> None:
     """Point links to the folder of decisions at their list; give the index its navigation."""
     if document == "README":
         source[0] = source[0].replace("](docs/adr/)", "](docs/README.md#decisions)")
+    source[0] = _PICTURE.sub(
+        r"![\1](\2-light.svg){.only-light}\n![\1](\2-dark.svg){.only-dark}", source[0]
+    )
     if document == INDEX:
         text = source[0].replace("](adr/)", "](#decisions)")
         source[0] = f"{text}\n{navigation(text)}"
