@@ -29,7 +29,7 @@ FLAKE8_ASYNC_CONNECTIONS := --enable ASYNC,ASYNC900 \
 ON_ASYNCIO := sdk_trio/asgi/%
 FLAKE8_ASYNC_ASYNCIO := $(FLAKE8_ASYNC_CONNECTIONS),ASYNC102,ASYNC103,ASYNC104,ASYNC120,ASYNC300
 
-.PHONY: run check test lint types imports docs docs-serve tests coverage generate emulators bench bench-client bench-tenants format clean
+.PHONY: run check test lint types imports docs docs-serve package tests coverage generate emulators bench bench-client bench-tenants format clean
 
 run: $(VENV)/.installed
 	$(BIN)/python -m sdk_trio dev
@@ -82,6 +82,17 @@ build/site/html/llms.txt: $(PAGES) $(VENV)/.installed-dev
 
 docs-serve: docs
 	$(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site/html 8000
+
+# The wheel and the sdist in dist/, built twice and compared, with a bill of materials. It is not a
+# part of `make test`, because it needs programs that nothing else does.
+package: build/packaging/.installed
+	build/packaging/bin/python tests/package.py
+
+build/packaging/.installed: pyproject.toml
+	$(PYTHON) -m venv build/packaging
+	build/packaging/bin/python -m pip install --quiet --upgrade "pip>=25.1"
+	build/packaging/bin/python -m pip install --quiet --group packaging
+	touch $@
 
 # The program of the environment that runs pytest.
 RUNNER := python
