@@ -135,7 +135,9 @@ def types(python: Path) -> Outcome:
     except (ValueError, KeyError):
         return "types", "not possible", last_line(made)
     public = [each for each in report["symbols"] if belongs(each["name"], names)]
-    unknown = [each["name"] for each in public if not each["isTypeKnown"] or each["isTypeAmbiguous"]]
+    unknown = [
+        each["name"] for each in public if not each["isTypeKnown"] or each["isTypeAmbiguous"]
+    ]
     score = f"{100 * report['completenessScore']:.1f} % with all private modules"
     if not public or unknown:
         return "types", "FAILED", f"{len(unknown)} of {len(public)}: {unknown[:5]}; {score}"

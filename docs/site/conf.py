@@ -43,6 +43,7 @@ html_copy_source = False
 html_show_sphinx = False
 html_static_path = ["static"]
 html_css_files = ["site.css"]
+html_search_scorer = str(Path(__file__).parent / "scorer.js")
 #: The address of the repository's files for "Edit this page", with `{filename}`; without it, each
 #: page links to its own Markdown, which names the file.
 html_theme_options = {
