@@ -13,10 +13,20 @@ NAMED = set(
 EVENT = re.compile(rf"({'|'.join(sorted({name.partition('.')[0] for name in NAMED}))})\.[a-z_]+")
 #: Texts of the form of a log event that are none.
 OTHERS = frozenset(
-    (
-        "admin.probe replication.verification upgrade.lease upgrade.lock inbox.claims inbox.turn "
-        "inbox.db runtime.json runtime.lock runtime.pid runtime.owner alert.message_"
-    ).split()
+    [
+        "admin.probe",
+        "replication.verification",
+        "upgrade.lease",
+        "upgrade.lock",
+        "inbox.claims",
+        "inbox.turn",
+        "inbox.db",
+        "runtime.json",
+        "runtime.lock",
+        "runtime.pid",
+        "runtime.owner",
+        "alert.message_",
+    ]
 )
 
 
