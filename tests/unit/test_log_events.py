@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -30,6 +31,7 @@ OTHERS = frozenset(
 )
 
 
+@cache
 def logged() -> dict[str, str]:
     """The events that the package logs, each with a file; computed ones end with a prefix."""
     found = {}
