@@ -29,7 +29,7 @@ FLAKE8_ASYNC_CONNECTIONS := --enable ASYNC,ASYNC900 \
 ON_ASYNCIO := sdk_trio/asgi/%
 FLAKE8_ASYNC_ASYNCIO := $(FLAKE8_ASYNC_CONNECTIONS),ASYNC102,ASYNC103,ASYNC104,ASYNC120,ASYNC300
 
-.PHONY: run check test lint types imports tests coverage generate emulators bench bench-client bench-tenants format clean
+.PHONY: run check test lint types imports docs docs-serve package tests coverage generate emulators bench bench-client bench-tenants format clean
 
 run: $(VENV)/.installed
 	$(BIN)/python -m sdk_trio dev
@@ -41,7 +41,7 @@ check: $(VENV)/.installed-dev lint types imports
 	$(BIN)/python -m pytest --quiet --numprocesses $(WORKERS) --dist worksteal \
 		--hypothesis-profile check tests/unit tests/trio
 
-test: $(VENV)/.installed-dev lint types imports tests
+test: $(VENV)/.installed-dev lint types imports docs tests
 
 lint: $(VENV)/.installed-dev $(VENV)/.async-checked
 	$(BIN)/ruff check .
@@ -72,6 +72,27 @@ imports: $(VENV)/.installed-dev
 # reference. A test says when it has not been run.
 generate: $(VENV)/.installed-dev
 	$(BIN)/python generate
+
+# The site of the pages, with warnings and broken links as errors. It is built again after a change
+# of a page; Sphinx then reads only the changed ones.
+PAGES := $(wildcard *.md benchmarks/*.md docs/*.md docs/*/*.md docs/*/*.svg docs/site/* docs/site/*/*)
+docs: build/site/html/llms.txt
+build/site/html/llms.txt: $(PAGES) $(VENV)/.installed-dev
+	$(BIN)/python docs/site/build.py
+
+docs-serve: docs
+	$(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site/html 8000
+
+# The wheel and the sdist in dist/, built twice and compared, with a bill of materials. It is not a
+# part of `make test`, because it needs programs that nothing else does.
+package: build/packaging/.installed
+	build/packaging/bin/python tests/package.py
+
+build/packaging/.installed: pyproject.toml
+	$(PYTHON) -m venv build/packaging
+	build/packaging/bin/python -m pip install --quiet --upgrade "pip>=25.1"
+	build/packaging/bin/python -m pip install --quiet --group packaging
+	touch $@
 
 # The program of the environment that runs pytest.
 RUNNER := python

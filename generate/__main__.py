@@ -12,7 +12,15 @@ ROOT = Path(__file__).parents[1]
 
 #: Modules of this directory, in order. The first two write files that the package needs to be
 #: imported, which the modules for pages do.
-MAKERS = ("event_payloads", "event_exports", "client_types", "event_page", "settings_page")
+MAKERS = (
+    "event_payloads",
+    "event_exports",
+    "client_types",
+    "event_page",
+    "settings_page",
+    "python_api",
+    "pictures",
+)
 
 
 def main() -> int:

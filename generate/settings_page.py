@@ -47,7 +47,7 @@ source is a problem, even if its case differs. A time span is written `90s`, `30
 or `[d.]hh:mm:ss[.fffffff]`.
 
 The column *Change* shows when a changed value comes into force: at a reload (HUP, or
-`Runtime.reload`), or with a restart. [`run`](command-line.md#run) has the details.
+`Runtime.reload`), or with a restart. [`run`](cli-run.md#run) has the details.
 
 **Lists** are set as a whole, which replaces the list of earlier sources, or by index
 (`SDK__WEBHOOKS__SECRETS__0`), which replaces one item. In a variable or argument a list is a JSON

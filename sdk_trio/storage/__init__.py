@@ -21,7 +21,8 @@ For operators: ``backup.py``, ``copying.py``, ``transfer.py``, ``examine.py``,
 ``examine_postgres.py``, ``replay.py``.
 """
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from ..base import importing
 
@@ -31,4 +32,4 @@ if TYPE_CHECKING:
 __all__ = ["LEASE_SECONDS", "open_inbox", "open_store"]
 
 # Imported on first use, because records and settings of the store need no Trio.
-__getattr__ = importing(__name__, dict.fromkeys(__all__, "open"))
+__getattr__: Callable[[str], Any] = importing(__name__, dict.fromkeys(__all__, "open"))

@@ -16,7 +16,8 @@ loopback address and are fully verified. A :class:`MockUpstream` answers the cal
 the upstream. A :class:`SendingUpstream` also sends webhooks, and stops as the real one does.
 """
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from ..base import importing
 
@@ -58,7 +59,7 @@ __all__ = [
 
 # The names are imported on first use, because pytest loads the plugin of this package in every
 # project in which it is installed.
-__getattr__ = importing(
+__getattr__: Callable[[str], Any] = importing(
     __name__,
     {
         **dict.fromkeys(

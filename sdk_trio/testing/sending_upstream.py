@@ -117,7 +117,7 @@ class SendingUpstream(httpx.AsyncBaseTransport):
         seed: int = 0,
     ) -> None:
         named = {DEFAULT_ACCESS: "org_1"} if organizations is None else organizations
-        self.organizations = {
+        self.organizations: dict[str, UpstreamAccount] = {
             token: UpstreamAccount(id, secret=secret) for token, id in named.items()
         }
         self._pace = pace

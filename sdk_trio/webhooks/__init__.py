@@ -6,7 +6,8 @@ it was committed to the inbox. ``outcomes`` decides what follows a failed run. `
 them: it opens the store, starts and drains them.
 """
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from ..base import importing
 
@@ -27,7 +28,7 @@ __all__ = [
 
 # The names are imported on first use, because programs that only sign and verify need neither trio
 # nor a store.
-__getattr__ = importing(
+__getattr__: Callable[[str], Any] = importing(
     __name__,
     {
         **dict.fromkeys(("DrainReport", "WebhookReceiver"), "receiver"),

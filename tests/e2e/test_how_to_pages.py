@@ -16,7 +16,7 @@ PAGES = Path(__file__).parents[2] / "docs" / "how-to"
 def commands(page):
     """The blocks of commands of a page, each as it stands there."""
     text = (PAGES / page).read_text(encoding="utf-8")
-    return re.findall(r"^```\n(python -m sdk_trio .*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return re.findall(r"^```sh\n(python -m sdk_trio .*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
 def test_the_first_commands_on_tenants_work_one_after_the_other(tmp_path):

@@ -57,7 +57,7 @@ async def test_what_the_program_can_change_is_what_the_pages_say(everything):
     async with running(runtime):
         live = below((*runtime.live_keys, *OF_THE_COMMAND))
     assert live == {setting.key for setting in table() if setting.about.live}
-    page = (DOCS / "command-line.md").read_text()
+    page = (DOCS / "cli-run.md").read_text()
     rows = page.partition("HUP reads every source again")[2].partition("`runtime.reloaded` names")[
         0
     ]

@@ -218,8 +218,14 @@ def _options(parser):
 
 
 def test_the_page_names_every_command_and_every_option():
-    page = PAGE.read_text(encoding="utf-8")
-    headings = re.findall(r"^### `([a-z -]+)", page, re.MULTILINE)
-    assert [heading.strip() for heading in headings] == [command.words for command in COMMANDS]
-    missing = {option for option in _options(build_parser()) if not re.search(rf"{option}\b", page)}
+    index = PAGE.read_text(encoding="utf-8")
+    pages = re.findall(r"^\| \[[^]]+\]\((cli-[a-z]+\.md)\)", index, re.MULTILINE)
+    assert sorted(pages) == sorted(page.name for page in PAGE.parent.glob("cli-*.md"))
+    text = "".join((PAGE.parent / page).read_text(encoding="utf-8") for page in pages)
+    headings = re.findall(r"^##+ `([a-z -]+)", text, re.MULTILINE)
+    words = [command.words for command in COMMANDS]
+    assert [heading.strip() for heading in headings] == words
+    assert re.findall(r"\[`([a-z -]+)`\]\(cli-", index) == words
+    text += index
+    missing = {option for option in _options(build_parser()) if not re.search(rf"{option}\b", text)}
     assert not missing

@@ -6,7 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
-PICTURE, WALK, OTHER_WALKS = re.findall(r"```\n(.*?)```", PAGE, re.DOTALL)[1:4]
+PICTURE, WALK, OTHER_WALKS = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)[0:3]
 
 
 def test_the_files_that_it_names_exist():
