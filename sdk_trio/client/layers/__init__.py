@@ -112,9 +112,9 @@ class CallCut(Exception):  # noqa: N818 - it says what happens, and never leaves
 class CallsInProgress:
     """The waits of a client's calls in progress, so that closing the client can end them.
 
-    A call waits in one place at a time, or in two if hedged: to be sent, and for an answer. Each
-    wait has one scope, which also enforces the deadline: a scope around the whole call would make
-    each call a twelfth slower.
+    A call has one wait at a time, first for a rate slot and then for an answer; a hedged call has
+    two. Each wait has one scope, which also enforces the deadline: a scope around the whole call
+    would make each call a twelfth slower.
     """
 
     __slots__ = ("_scopes", "is_closed")
