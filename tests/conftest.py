@@ -18,7 +18,7 @@ from sdk_trio.base.logs import Outage
 settings.register_profile(
     "default", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
-# While one works: `make check` looks at fewer examples, `make test` at all of them.
+# `make check` tries fewer examples, `make test` all of them.
 settings.register_profile("check", settings.get_profile("default"), max_examples=20)
 settings.load_profile("default")
 
@@ -74,7 +74,8 @@ def the_log_of_each_test():
     yield
     root.handlers[:], level, root.propagate = before
     root.setLevel(level)
-    # A store that a test has left away is not the one of the next test, which is told at once.
+    # A test may end while its store is unavailable. The next outage, of another test, is logged at
+    # once.
     Outage.ended += 1
 
 

@@ -78,13 +78,13 @@ async def watched(address, handlers=None, **keys):
 
 
 class Ledger:
-    """A handler that fails until it is mended."""
+    """A handler that fails until it is repaired."""
 
     def __init__(self):
-        self.mended = False
+        self.repaired = False
 
     async def __call__(self, event):
-        if not self.mended:
+        if not self.repaired:
             raise KeyError("customer_id")
 
 
@@ -155,7 +155,7 @@ async def test_an_axe_that_finds_nothing_is_looking(address):
         assert [name for name, _ in await violations(console.page)] == ["image-alt"]
 
 
-async def test_deliveries_come_in_and_one_tells_why_it_failed(address):
+async def test_deliveries_arrive_and_a_failed_one_shows_its_reason(address):
     ledger, handlers = failing()
     async with watched(address, handlers, Webhooks__Queue__MaxAttempts=1) as console:
         page, app = console.page, console.program.app
@@ -175,7 +175,7 @@ async def test_deliveries_come_in_and_one_tells_why_it_failed(address):
         await page.see("KeyError: 'customer_id'")
         await page.see("in Ledger.__call__")
         await page.see("12345678901234567890", "document.querySelector('.tree')")
-        ledger.mended = True
+        ledger.repaired = True
         await page.click("button", "Replay")
         await page.click("dialog button.strong", "Replay")
         await page.see("It is in the queue again.")
@@ -220,7 +220,7 @@ async def test_what_comes_before_the_feed_is_open_is_shown(address, monkeypatch)
         assert page.errors == []
 
 
-async def test_what_is_dead_when_the_feed_tells_of_it_is_a_dead_letter(address, monkeypatch):
+async def test_an_event_that_the_feed_reports_as_dead_is_a_dead_letter(address, monkeypatch):
     looks = trio.Event()
     look = Feed._poll
 
@@ -256,14 +256,14 @@ async def test_dead_letters_are_counted_before_they_are_put_back(address):
     async with watched(address, handlers, Webhooks__Queue__MaxAttempts=1) as console:
         page = console.page
         await dead_letters(console.program, 3)
-        ledger.mended = True
+        ledger.repaired = True
         await console.view("dead")
         await page.click("td button", "Replay")
         await page.click("dialog button", "Dry run")
         await page.see("3 deliveries would run again")
         states = {each["state"] for each in await console.program.api("/events")}
         assert states == {"dead"}
-        # Somebody else is faster with one of them.
+        # Another operator is faster with one of them.
         one = (await console.program.api("/events"))[1]["key"]
         assert (await console.program.replay({"ids": [one]})).json()["replayed"] == 1
         await page.click("dialog button", "Replay 3")
@@ -291,7 +291,7 @@ async def test_the_focus_stays_with_what_was_pressed_or_said(address):
     async with watched(address, handlers, Webhooks__Queue__MaxAttempts=1) as console:
         page = console.page
         await dead_letters(console.program, 2)
-        ledger.mended = True
+        ledger.repaired = True
         await console.view("dead")
         await press(page, "td button", "Replay")
         await press(page, "dialog[open] button", "Dry run")
@@ -300,7 +300,7 @@ async def test_the_focus_stays_with_what_was_pressed_or_said(address):
         await press(page, "dialog[open] button", "Replay 2")
         await page.see("in the queue again")
         await page.until(f"{focused}.includes('in the queue again')")
-        ledger.mended = False
+        ledger.repaired = False
         await dead_letters(console.program, 1)
         (event,) = await console.program.api("/events?state=dead")
         await console.view(f"deliveries/{event['key']}")
@@ -322,7 +322,7 @@ async def test_the_overview_is_not_green_beside_dead_letters(address):
         )
 
 
-async def test_a_tenant_is_suspended_and_the_audit_and_the_messages_say_so(address, monkeypatch):
+async def test_a_suspended_tenant_appears_in_the_audit_trail_and_the_messages(address, monkeypatch):
     monkeypatch.setenv("EMAIL_API_KEY", "a-test-value")
     status = "MultiTenant__TenantStatus__SuspendUnverifiedTenantsAnyway"
     keys = {"MultiTenant__Enabled": True, status: True}
@@ -355,7 +355,7 @@ async def test_a_tenant_is_suspended_and_the_audit_and_the_messages_say_so(addre
         await page.until(f"{again} === 3")
         await page.click("td button", "Send again")
         await page.see("It will be sent again.")
-        # It is given up once more, though no change of a tenant tells of it.
+        # It is given up once more; no change of a tenant announces that.
         await page.until(f"{again} === 3")
         await page.choose("Preview of", "Suspended")
         await page.see("Example Ltd (example) has been", "document.querySelector('dialog pre')")
@@ -469,7 +469,7 @@ async def test_a_link_with_a_token_is_taken_where_the_page_is_open(address):
         assert await page.evaluate("sessionStorage.length") == 0
         await page.evaluate(f"location.hash = 'token={TOKEN}'")
         await page.until("document.querySelector('.live-live')")
-        # An answer that refuses the token of before comes when there is another one.
+        # The answer that refuses an earlier token arrives when there is another token.
         await page.evaluate("""(() => {
             const ask = window.fetch;
             window.fetch = async (...given) => {
@@ -491,7 +491,7 @@ async def test_a_link_with_a_token_is_taken_where_the_page_is_open(address):
         page.errors.clear()
 
 
-async def test_nobody_gets_in_without_the_token(address):
+async def test_no_one_gets_in_without_the_token(address):
     async with administered(registry(works)) as program, connected(address) as browser:
         page = await browser.open(f"{program.url}/")
         for wrong, said in (
@@ -508,7 +508,7 @@ async def test_nobody_gets_in_without_the_token(address):
         assert TOKEN not in await page.evaluate("location.href + document.cookie")
 
 
-async def test_where_nothing_may_be_changed_the_buttons_say_so(address):
+async def test_buttons_are_disabled_with_a_reason_where_nothing_may_be_changed(address):
     _, handlers = failing()
     keys = {"Admin__ReadOnly": True, "Webhooks__Queue__MaxAttempts": 1}
     async with watched(address, handlers, **keys) as console:
@@ -635,7 +635,7 @@ async def test_the_way_back_and_what_is_half_written_are_kept(address):
             field.value = "half";
             field.dispatchEvent(new Event("input", {bubbles: true}));
         })()""")
-        # The dialog draws the page anew, as each look at the overview does.
+        # The dialog renders the page again, as each poll of the overview does.
         await page.press("?")
         await page.click("dialog button", "Close")
         assert await page.evaluate("document.querySelector('input[name=subject]').value") == "half"
@@ -686,7 +686,7 @@ async def test_a_replay_goes_on_after_the_connection_was_lost(address, monkeypat
     async with watched(address, handlers, Webhooks__Queue__MaxAttempts=1) as console:
         page = console.page
         await dead_letters(console.program, 3)
-        ledger.mended = True
+        ledger.repaired = True
         await console.view("dead")
         await page.click("td button", "Replay")
         await page.click("dialog button", "Dry run")
@@ -724,7 +724,7 @@ async def test_the_page_notices_another_store_and_another_token(address, tmp_pat
             await page.evaluate("location.hash = '#/deliveries'")
             await page.see("before-2")
         await page.see("connection lost")
-        # A store in memory begins anew.
+        # A store in memory starts empty.
         async with administered(registry(works), **keys) as program:
             await page.until("document.querySelector('.live-live')")
             await page.see("No delivery has arrived yet")
@@ -769,7 +769,7 @@ handlers = sdk_trio.HandlerRegistry()
 
 @handlers.on(OrderPaidEvent, enqueue=True)
 async def book(event):
-    if not pathlib.Path("mended").exists():
+    if not pathlib.Path("repaired").exists():
         raise KeyError("customer_id")
 """
 
@@ -826,7 +826,7 @@ async def test_two_processes_on_a_database_server_are_one_console(address, tmp_p
             await page.see("signature")
             await page.evaluate("location.hash = '#/dead'")
             await page.see("4 dead letters")
-            (tmp_path / "mended").touch()
+            (tmp_path / "repaired").touch()
             await page.click("td button", "Replay")
             await page.click("dialog button", "Dry run")
             await page.click("dialog button", "Replay 4")
@@ -836,7 +836,7 @@ async def test_two_processes_on_a_database_server_are_one_console(address, tmp_p
             assert page.errors == []
 
 
-async def test_a_replica_tells_the_age_of_its_verification(address, tmp_path, monkeypatch):
+async def test_a_replica_shows_the_age_of_its_verification(address, tmp_path, monkeypatch):
     monkeypatch.setattr(verification_schedule, "LOOK_SECONDS", 1.0)
     monkeypatch.setattr(health_check, "CHECK_SECONDS", 0.3)
     section = "MultiTenant:FileDb:Replication:"
@@ -869,7 +869,7 @@ async def test_a_replica_tells_the_age_of_its_verification(address, tmp_path, mo
             await trio.to_thread.run_sync(host.verify)
             await page.see("0 failed", card)
             await page.see("s ago", card)
-            # Somebody empties the target, at one moment: the replicator may be writing there.
+            # The target is emptied in one step, because the replicator may be writing there.
             (target.directory / "replica").rename(target.directory / "taken-away")
             await trio.to_thread.run_sync(host.verify)
             await page.see("1 failed", card)

@@ -136,7 +136,7 @@ def daemon(tmp_path):
 
 @attrs.define
 class Sender:
-    """Delivers ids until told to stop; remembers which were answered 200."""
+    """Delivers ids until stopped; remembers which were answered 200."""
 
     url: str
     pending: collections.deque

@@ -1,6 +1,6 @@
-"""The machine loses its power: what a sender was told is on the disk, whatever was told last.
+"""The machine loses its power: every acknowledged event is on the disk, also the last one.
 
-A claim of an inline run is not synced: nobody was told of it, and its sender delivers it again.
+A claim of an inline run is not synced: it was not acknowledged, so its sender delivers it again.
 """
 
 import threading
@@ -37,7 +37,7 @@ def deliver(daemon, type_, webhook_id, **fields):
     return answer.status_code
 
 
-TOLD = {
+ACKNOWLEDGED = {
     "inline": lambda daemon: deliver(daemon, "order.created", "inline-2"),
     "queued": lambda daemon: deliver(daemon, "order.paid", "queued-1"),
     "parked": lambda daemon: deliver(daemon, "benefit.created", "parked-1"),
@@ -47,12 +47,12 @@ TOLD = {
 }
 
 
-@pytest.mark.parametrize("last", TOLD)
-def test_what_was_told_last_survives_a_power_cut_and_a_claim_need_not(daemon, power, last):
+@pytest.mark.parametrize("last", ACKNOWLEDGED)
+def test_the_last_acknowledged_event_survives_a_power_cut_and_a_claim_need_not(daemon, power, last):
     daemon.environment["ASIDE"] = "600"
     with running(daemon):
         assert deliver(daemon, "order.created", "inline-1") == 200
-        assert TOLD[last](daemon) == 200
+        assert ACKNOWLEDGED[last](daemon) == 200
         # Begun after that and running when the power goes: its claim is on no disk.
         sender = threading.Thread(target=daemon.deliver, args=(ASIDE,), kwargs={"inline": True})
         sender.start()

@@ -68,7 +68,7 @@ def test_an_end_in_the_first_moment_of_an_inline_run_is_counted(daemon, kind):
         assert daemon.start(), daemon.log()
         (found,) = daemon.logged("store.run_ended_process")
         assert (found["key"], found["process_ends"]) == (webhook_id, 1)
-        # Nobody was answered, so the sender delivers it again.
+        # The delivery was not answered, so the sender repeats it.
         daemon.deliver(webhook_id, inline=True)
         daemon.supervise(webhook_id)
         record = daemon.wait_for_state(webhook_id, "dead")
@@ -106,7 +106,7 @@ def test_an_end_in_the_first_moment_of_the_first_run_is_the_only_one_not_counted
 
 
 def test_so_it_is_for_an_event_that_waited_in_the_store(daemon):
-    """Nobody waits for its first start either, and each later one is counted before it runs."""
+    """Its first start is not awaited either, and each later one is counted before it runs."""
     data = daemon.directory / "data"
     data.mkdir(mode=0o700)
 

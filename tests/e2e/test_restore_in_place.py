@@ -27,7 +27,7 @@ from sdk_trio.errors import ReplicatorError
 from sdk_trio.replication.control import ControlClient, control_socket_path
 from sdk_trio.testing import sign_delivery
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 APPLICATION = """
 import sdk_trio
@@ -129,7 +129,7 @@ class Live:
         return [body for _, body, _ in self.host.rows("acme") if body.startswith("msg_")]
 
     def deleted_files(self) -> list[str]:
-        """The files that the daemon or its child has open and nobody will find again."""
+        """The unlinked files that the daemon or its child still has open."""
         found = []
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
         for pid in (self.process.pid, *map(int, children.read_text().split())):
@@ -198,7 +198,7 @@ def test_what_is_acknowledged_after_a_restore_by_hand_is_in_the_file(live: Live)
 
 
 def test_a_database_that_is_renamed_over_is_used_from_then_on(live: Live) -> None:
-    """The tenant stays active: somebody writes a new file and renames it."""
+    """The tenant stays active, and an operator renames a new file over its database."""
     live.deliver("msg_before")
     other = live.host.root / "other.db"
     other.write_bytes(b"")

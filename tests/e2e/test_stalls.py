@@ -39,10 +39,10 @@ async def test_acknowledged_events_run_after_a_stall(
 
 
 @pytest.mark.parametrize(("store", "kind"), [("sqlite", "worker"), ("postgres", "sigstop")])
-async def test_events_of_a_process_that_stands_still_run_in_another_one(
+async def test_events_of_a_stopped_process_run_in_another_one(
     tmp_path: Path, store: str, kind: str
 ) -> None:
-    """It stands still for longer than its leases, which are shorter than usual here."""
+    """It is paused for longer than its leases, which are shorter than usual here."""
     options = Options(store=store, processes=2, kind=kind, seconds=[8.0], times=1, lease=3.0)
     report = await experiment(tmp_path, options)
     assert report.account.lost == []

@@ -53,7 +53,7 @@ async def test_a_long_drain_asks_for_time_and_says_what_is_left(tmp_path):
         assert await manager.ended(daemon) == 128 + signal.SIGINT
 
 
-async def test_the_watchdog_is_fed_until_the_loop_stands_still(tmp_path):
+async def test_the_watchdog_is_fed_until_the_loop_is_blocked(tmp_path):
     with service_manager(tmp_path) as manager:
         manager.environment["WATCHDOG_USEC"] = "400000"
         daemon = manager.start()

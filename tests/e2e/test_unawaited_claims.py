@@ -62,7 +62,7 @@ def test_a_kill_between_the_end_of_the_run_and_its_commit_is_counted(daemon, fau
         assert b"unanswered-1" in claims_of(daemon)
         assert daemon.start(), daemon.log()
         assert daemon.logged("store.run_ended_process")[0]["key"] == "unanswered-1"
-        # Nobody was answered: it is delivered again, and its first run counts as an attempt.
+        # It was not answered, so it is delivered again, and its first run counts as an attempt.
         assert daemon.deliver("unanswered-1", inline=True) == 200
         record = daemon.wait_for_state("unanswered-1", "done")
         assert (record["attempts"], record["process_ends"]) == (2, 1)
@@ -118,7 +118,7 @@ def test_a_power_cut_between_write_and_sync_leaves_nothing(daemon, faults, power
         assert power.left("SELECT * FROM arrival WHERE delivery_key = 'unanswered-1'") == []
         power.happen()
         assert daemon.start(), daemon.log()
-        # The claims file is gone with the rest that nobody has synced, and that is said.
+        # The claims file is gone with the other unsynced data, and that is logged.
         assert daemon.logged("store.claims_lost")[0]["found"] == "nothing"
         assert daemon.deliver("unanswered-1", inline=True) == 200
         assert daemon.wait_for_state("unanswered-1", "done")["attempts"] == 1
@@ -158,7 +158,7 @@ def test_a_disk_that_fails_makes_the_sender_deliver_again_and_later_runs_wait(da
 
 
 @pytest.mark.parametrize("found", ["nothing", "damaged"])
-def test_a_lost_claims_file_is_said_and_made_anew(daemon, found):
+def test_a_lost_claims_file_is_reported_and_created_again(daemon, found):
     with running(daemon):
         wait_until_unawaited(daemon)
         daemon.signal(SIGKILL)

@@ -174,11 +174,11 @@ def test_on_a_terminal_the_progress_is_shown(data):
     drawn = bytearray()
 
     def read():
-        with suppress(OSError):  # EIO: nobody has the other end any more
+        with suppress(OSError):  # EIO: no process has the other end any more
             while text := os.read(ours, 100_000):
                 drawn.extend(text)
 
-    # A terminal that nobody reads takes 4 KiB, and the command would wait.
+    # An unread terminal buffers 4 KiB, and then the command would wait.
     reader = threading.Thread(target=read, daemon=True)
     reader.start()
     command = [sys.executable, "-m", "sdk_trio", *arguments(data, "upgrade")]

@@ -122,7 +122,7 @@ async def test_a_flood_of_the_admin_address_leaves_deliveries_their_pace():
     assert not FULL or pace >= LEAST_PACE, (calm, flooded)
 
 
-async def test_slow_and_malformed_clients_end_nobody_elses_requests():
+async def test_slow_and_malformed_clients_end_no_other_requests():
     async with administered(registry(works)) as admin:
         url = admin.runtime.started.admin[0]
         slow = [await RawWire.connect(url) for _ in range(60)]
@@ -266,11 +266,11 @@ async def test_a_flood_of_probes_does_not_say_which_token_is_right(monkeypatch):
             assert b"detail" not in answers[0][2]
 
 
-async def test_probes_of_a_store_that_stands_still_leave_slots_to_others(monkeypatch):
+async def test_probes_of_a_hanging_store_leave_slots_to_others(monkeypatch):
     monkeypatch.setattr("sdk_trio.admin.status.PATIENCE_SECONDS", 3600.0)
     monkeypatch.setattr("sdk_trio.admin.status.FRESH_SECONDS", 0.0)
     async with administered(registry(works)) as admin:
-        monkeypatch.setattr(type(admin.runtime.receiver.store), "write_checkpoint", stand_still)
+        monkeypatch.setattr(type(admin.runtime.receiver.store), "write_checkpoint", hang)
         with ExitStack() as stack:
             for source in ("127.0.0.1", "127.0.0.2"):
                 for _ in range(70):
@@ -283,7 +283,7 @@ async def test_probes_of_a_store_that_stands_still_leave_slots_to_others(monkeyp
                     assert (await wire.answer()).status == 200
 
 
-async def stand_still(*_arguments, **_options):
+async def hang(*_arguments, **_options):
     await trio.sleep_forever()
 
 
@@ -312,7 +312,7 @@ async def test_requests_in_progress_leave_slots_to_probes(monkeypatch):
             assert (await admin.app.deliver("order.paid")).status == 200
 
 
-async def test_a_client_that_reads_no_answer_holds_up_nobody():
+async def test_a_client_that_reads_no_answer_delays_no_other():
     async with administered(registry(works)) as admin:
         with await RawWire.connect(admin.runtime.started.admin[0]) as wire:
             await wire.send(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n" * 400)

@@ -179,9 +179,9 @@ async def test_events_are_chosen_by_tenant_subject_and_time(store):
         assert await found(tenant="acme") == ["msg_2", "msg_0"]
         assert await found(tenant=acme.id, order="oldest") == ["msg_0", "msg_2"]
         assert await found(subject="ord_1") == ["msg_1"]
-        answer = await admin.get("/api/events?tenant=nobody", TOKEN)
+        answer = await admin.get("/api/events?tenant=unknown", TOKEN)
         assert answer.status_code == 404
-        assert "there is no tenant 'nobody'" in answer.json()["error"]
+        assert "there is no tenant 'unknown'" in answer.json()["error"]
         records = {each["webhook_id"]: each["received_at"] for each in await admin.api("/events")}
         at = records["msg_1"]
         assert await found(since=f"{at:.6f}", until=f"{at + 0.000002:.6f}") in (["msg_1"], [])

@@ -493,7 +493,7 @@ def overrun(monkeypatch):
 
 @on_asyncio
 async def test_an_asyncio_handler_is_cancelled_at_its_deadline_and_waited_for(overrun):
-    told = []
+    noted = []
 
     async def slow(event):
         overrun(receiver)
@@ -501,13 +501,13 @@ async def test_an_asyncio_handler_is_cancelled_at_its_deadline_and_waited_for(ov
             await asyncio.sleep(PATIENCE)
         except asyncio.CancelledError:
             await asyncio.sleep(0.05)
-            told.append("cancelled")
+            noted.append("cancelled")
             raise
 
     receiver = threaded(registry(slow, asyncio=True))
     async with receiver.lifespan():
         assert await post(receiver) == 500
-        assert told == ["cancelled"]
+        assert noted == ["cancelled"]
 
 
 @on_asyncio
@@ -537,25 +537,25 @@ async def test_asyncio_handlers_are_refused_where_there_is_no_such_loop():
 
 @on_asyncio
 async def test_in_front_of_an_application_it_takes_its_path_and_its_lifespan():
-    told = []
+    noted = []
 
     async def hello(request):
         return PlainTextResponse("hello")
 
     def within(app):
-        return lifespan_of(told)
+        return lifespan_of(noted)
 
     receiver = threaded(registry(works))
     inner = Starlette(routes=[Route("/hello", hello)], lifespan=within)
     application = receiver.in_front_of(inner)
     async with asgi_lifespan(application):
-        assert (receiver.ready, told) == (True, ["started"])
+        assert (receiver.ready, noted) == (True, ["started"])
         assert await post(application) == 200
         async with httpx.AsyncClient(
             transport=httpx.ASGITransport(application), base_url="http://test"
         ) as client:
             assert (await client.get("/hello")).text == "hello"
-    assert (receiver.ready, told) == (False, ["started", "ended"])
+    assert (receiver.ready, noted) == (False, ["started", "ended"])
 
 
 @on_asyncio
@@ -572,7 +572,7 @@ async def test_in_front_of_an_application_without_a_lifespan():
 
 
 @on_asyncio
-async def test_a_start_that_fails_is_told_to_the_server(tmp_path):
+async def test_a_failed_start_is_reported_to_the_server(tmp_path):
     keys = {"Storage__Backend": "Sqlite", "Storage__Path": str(tmp_path)}
     one, two = (threaded(**keys) for _ in range(2))
     async with one.lifespan():
@@ -586,14 +586,14 @@ async def test_a_start_that_fails_is_told_to_the_server(tmp_path):
 
 
 class lifespan_of:  # noqa: N801 - a context manager
-    def __init__(self, told):
-        self.told = told
+    def __init__(self, noted):
+        self.noted = noted
 
     async def __aenter__(self):
-        self.told.append("started")
+        self.noted.append("started")
 
     async def __aexit__(self, *error):
-        self.told.append("ended")
+        self.noted.append("ended")
 
 
 class asgi_lifespan:  # noqa: N801 - a context manager

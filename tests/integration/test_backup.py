@@ -211,7 +211,7 @@ def test_tables_of_the_application_come_back_with_the_file(
     connection = apsw.Connection(str(command_line.data / "inbox.db"))
     assert connection.execute("SELECT name FROM access").get == "ada"
     connection.close()
-    # PostgreSQL takes the store alone, and says so.
+    # PostgreSQL takes only the store, and the output mentions that.
     empty_database(monkeypatch)
     restored = command_line("storage", "restore", str(saved), *ON_POSTGRES)
     assert (restored.status, "the tables access" in restored.err) == (0, True)

@@ -26,7 +26,7 @@ async def health(*words):
 
 
 @pytest.mark.parametrize("bind", ["127.0.0.1:0", "unix:{}/admin.sock"])
-async def test_it_says_whether_the_daemon_lives_and_takes_deliveries(tmp_path, bind):
+async def test_it_reports_whether_the_daemon_runs_and_accepts_deliveries(tmp_path, bind):
     keys = {"Admin__Enabled": True, "Admin__Bind": bind.format(tmp_path)}
     runtime = Runtime(
         settings(Server__ShutdownDelaySeconds=30, Storage__Path=str(tmp_path / "data"), **keys),

@@ -194,7 +194,7 @@ def test_check_run_and_doctor_refuse_the_same(command_line, monkeypatch, words, 
     monkeypatch.setenv("SHORT", "planted")
     chosen = [f"--set={name}={text}" for name, text in {**GOOD, key: value}.items()]
     answer = command_line(*words, "--standalone", *chosen)
-    # Doctor looks at the rest as well where the settings can be read, and ends with 1.
+    # Doctor also checks the rest if the settings can be read, and exits with 1.
     assert answer.status in ((1, 78) if words[0] == "doctor" else (78,))
     assert said in " ".join((answer.out + answer.err).split())
     assert "planted" not in answer.out + answer.err

@@ -82,7 +82,7 @@ async def test_a_write_that_left_has_an_unknown_outcome(mock_clock):
     assert caught.value.attempts == 1
 
 
-async def test_where_nobody_listens_every_method_is_tried_again():
+async def test_if_no_server_listens_every_method_is_retried():
     with trio.socket.socket() as unused:
         await unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]

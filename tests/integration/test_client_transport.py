@@ -80,7 +80,7 @@ async def test_a_connection_is_kept_and_used_again():
         assert client.pool.statistics.idle == 1
 
 
-async def test_no_more_connections_than_the_cap_and_everybody_is_served():
+async def test_no_more_connections_than_the_cap_and_every_request_is_served():
     upstream = Upstream()
     async with client_of(upstream, max_connections_per_server=7) as client:
         async with trio.open_nursery() as nursery:
@@ -90,7 +90,7 @@ async def test_no_more_connections_than_the_cap_and_everybody_is_served():
         assert upstream.most_connections == 7
 
 
-async def test_the_cap_counts_per_host_and_an_idle_connection_makes_room():
+async def test_the_cap_counts_per_host_and_an_idle_connection_gives_way():
     first, second = Upstream(), Upstream()
     async with (
         client_of(first, max_connections_per_server=1) as client,
@@ -453,7 +453,7 @@ async def test_what_is_raised_inside_leaves_as_it_is():
             _ = 1 / 0
 
 
-async def test_outside_its_context_the_transport_says_so():
+async def test_outside_its_context_the_transport_raises_an_error():
     transport = Transport(ConnectionOptions())
     with pytest.raises(RuntimeError, match="async with"):
         await transport.handle_async_request(httpx.Request("GET", "http://127.0.0.1/"))
@@ -478,7 +478,7 @@ async def test_closing_fails_what_waits_and_what_is_under_way():
         assert sorted(outcomes, key=str) == [httpx.ReadError, TransportClosed]
 
 
-async def test_the_caller_is_told_before_a_request_leaves():
+async def test_the_caller_is_notified_before_a_request_is_sent():
     upstream = Upstream()
     async with client_of(upstream) as client:
         seen = []
@@ -488,7 +488,7 @@ async def test_the_caller_is_told_before_a_request_leaves():
         assert seen == [0]
 
 
-async def test_the_caller_is_not_told_of_a_request_that_never_left():
+async def test_the_caller_is_not_notified_of_a_request_that_was_never_sent():
     async with (
         client_of(Upstream(), max_connections_per_server=1) as client,
         trio.open_nursery() as nursery,
@@ -545,7 +545,7 @@ async def test_under_asyncio_it_says_what_it_needs():
 
 
 async def test_a_body_is_read_in_each_of_the_ways_that_httpx_has():
-    """The transport's own reading of a body is told from httpx's by nothing but its time."""
+    """The transport's own reading of a body differs from httpx's only in its time."""
     upstream = Upstream()
     async with client_of(upstream) as client:
         async with client.stream("GET", "/") as response:

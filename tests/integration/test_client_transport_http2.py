@@ -209,7 +209,7 @@ async def test_a_storm_of_cancellations_leaves_nothing_in_use():
         assert (await client.get("/")).status_code == 200
 
 
-async def test_cancelling_everything_at_once_still_tells_the_server():
+async def test_cancelling_everything_at_once_still_resets_the_streams():
     upstream = Upstream()
     async with serving(upstream, http2_handler(upstream), context=AUTHORITY.server_context("h2")):
         with trio.CancelScope() as scope:
@@ -336,11 +336,11 @@ async def test_a_server_that_closes_fails_all_streams_at_once():
 
     closing = trio.CancelScope()
 
-    async def close_when_told(stream):
+    async def close_on_request(stream):
         with closing if upstream.connections == 1 else trio.CancelScope():
             await http2_handler(upstream)(stream)
 
-    async with client_of(upstream, close_when_told) as client:
+    async with client_of(upstream, close_on_request) as client:
         outcomes = []
 
         async def get():

@@ -50,7 +50,7 @@ def test_bash_completes_commands_options_and_values(tmp_path):
         ]
     ran = subprocess.run(
         [program("bash"), "--norc", "-eu", "-o", "pipefail", "-c", "\n".join(lines)],
-        env={"PATH": ""},  # no program is started while somebody types
+        env={"PATH": ""},  # no program is started during completion
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -1,8 +1,8 @@
 """What one call to the upstream costs, in calls of functions, garbage and turns of the loop.
 
 As in ``test_counted_work.py``: a change that makes a call dearer fails here on any machine. The
-numbers are those of today with a little room. When one falls, take it down; when one has to rise,
-say in the commit what is bought for it.
+limits are slightly above the current numbers. When a number falls, lower its limit; when it has to
+rise, state the reason in the commit.
 """
 
 import gc

@@ -4,8 +4,9 @@ Seconds depend on the machine, counts do not: a change that makes a delivery mor
 here on any machine. Deliveries come one after the other, each when the one before is done: then the
 loop turns as often for each of them, however long the disk takes, while a crowd would share commits
 and turns as the disk allows. What a timer does meanwhile makes a few of them dearer, so the median
-counts. The numbers are those of today with a little room, as Pythons and their libraries differ.
-When one of them falls, take it down; when one has to rise, say in the commit what is bought for it.
+counts. The limits are slightly above the current numbers, because versions of Python and of
+libraries differ. When a number falls, lower its limit; when it has to rise, state the reason in the
+commit.
 """
 
 import gc
@@ -86,7 +87,7 @@ class Counter(trio.abc.Instrument):
         self.steps += 1
 
     def after_task_step(self, task: trio.lowlevel.Task) -> None:
-        # After every step, so that nobody has to look again and again, which would be counted.
+        # After every step, because polling would be counted as well.
         if self.handled >= self._wanted and self._app.idle:
             self._idle.set()
 

@@ -1,4 +1,4 @@
-"""``doctor`` says whether the database can be used, and changes nothing in it."""
+"""``doctor`` reports whether the database can be used, and changes nothing in it."""
 
 import time
 from contextlib import ExitStack, closing

@@ -188,8 +188,8 @@ async def test_nothing_that_follows_the_end_changes_it(
         with pytest.raises(EffectError, match="is not being handled"):
             await services.finish(event, lambda transaction: None)
         assert place.applied == [delivered.webhook_id]
-        (told,) = (each for each in caplog.messages if "webhook.failed_after_done" in each)
-        assert "RuntimeError: after the end" in told
+        (reported,) = (each for each in caplog.messages if "webhook.failed_after_done" in each)
+        assert "RuntimeError: after the end" in reported
     assert "is already finished" in refused[0]
 
 
@@ -308,9 +308,11 @@ def test_a_store_without_transactions_refuses_the_start() -> None:
         async with running_app(handlers, settings_for_tests()):
             pass
 
-    with pytest.raises(OptionsValidationError, match=r"Sdk:Storage:Backend.*grant.*Sqlite") as told:
+    with pytest.raises(
+        OptionsValidationError, match=r"Sdk:Storage:Backend.*grant.*Sqlite"
+    ) as reported:
         trio.run(start)
-    assert told.value.exit_code == 78
+    assert reported.value.exit_code == 78
 
 
 async def test_the_kit_gives_such_handlers_a_store_with_transactions() -> None:
@@ -378,7 +380,7 @@ async def test_cancelled_in_the_middle_it_is_finished_first(
     place: Place, two: tuple[Any, Any]
 ) -> None:
     first, _ = two
-    told = None
+    reported = None
     with trio.CancelScope() as scope:
 
         def effects(transaction: Transaction) -> str:
@@ -387,8 +389,8 @@ async def test_cancelled_in_the_middle_it_is_finished_first(
             return "applied"
 
         token = trio.lowlevel.current_trio_token()
-        told = await first.conclude("m1", effects, attempt=1, now=1001)
-    assert told == "applied"
+        reported = await first.conclude("m1", effects, attempt=1, now=1001)
+    assert reported == "applied"
     assert place.applied == ["m1"]
 
 
@@ -452,7 +454,7 @@ async def test_a_statement_that_a_handler_leaves_open_keeps_no_log(tmp_path: Pat
 # -- PostgreSQL --------------------------------------------------------------------------------
 
 
-async def test_a_long_transaction_holds_up_nobody_and_is_taken_by_nobody(
+async def test_a_long_transaction_delays_no_other_and_is_not_taken_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = Place("postgres", tmp_path, monkeypatch)

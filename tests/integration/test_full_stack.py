@@ -74,7 +74,7 @@ async def test_the_client_outlives_the_drain():
     assert runtime.report.drained == 1
 
 
-async def test_standalone_has_no_client_and_says_so():
+async def test_standalone_has_no_client_and_reports_that():
     caught = []
 
     async def needs_it(event, services):

@@ -568,7 +568,7 @@ async def test_closing_finishes_what_is_queued_and_refuses_the_rest(
         await trio.sleep(0.001)
 
 
-async def test_closing_a_silent_store_says_so(
+async def test_closing_a_silent_store_is_logged(
     store: GroupCommit, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(commit_module, "CLOSE_SECONDS", 0.05)

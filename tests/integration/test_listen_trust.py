@@ -75,8 +75,8 @@ async def test_a_proxy_of_the_environment_gets_neither_the_token_nor_a_delivery(
         monkeypatch.delenv("NO_PROXY", raising=False)
         monkeypatch.delenv("no_proxy", raising=False)
         source = FeedSource(admin.runtime.started.admin[0], TOKEN)
-        told = await ask(source, "POST", "/api/relay/secret", body={"actor": "listen"})
-        assert told["secret"].startswith("whsec_")
+        secret = await ask(source, "POST", "/api/relay/secret", body={"actor": "listen"})
+        assert secret["secret"].startswith("whsec_")
         async with open_feed(source.url, token=TOKEN) as feed:
             assert (await feed.__anext__())["kind"] == "hello"
         async with recording(http("")) as local:

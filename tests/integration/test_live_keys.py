@@ -28,7 +28,7 @@ def below(keys):
 
 @pytest.fixture
 def everything(tmp_path, monkeypatch):
-    """Settings with every part that can be told of a change."""
+    """Settings with every part that can be notified of a change."""
     monkeypatch.chdir(tmp_path)
     for name, value in VARIABLES.items():
         monkeypatch.setenv(name, value)

@@ -134,7 +134,7 @@ async def test_what_was_checked_is_what_is_connected_to():
         assert provider.requests[0].headers["host"] == "rebinding.example"
 
 
-async def test_every_message_is_resolved_and_checked_anew():
+async def test_every_message_is_resolved_and_checked_again():
     async with fake_provider(http_answer(200)) as provider:
         names = Names([PUBLIC], ["127.0.0.1"], port=provider.port)
         poster = names.poster()

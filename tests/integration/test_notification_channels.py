@@ -266,7 +266,7 @@ async def test_an_endless_answer_is_read_so_far_and_no_further(channel):
 
 
 @pytest.mark.parametrize("channel", CHANNELS)
-async def test_nobody_there_is_tried_again(channel):
+async def test_an_unreachable_server_is_retried(channel):
     async with fake_provider() as provider:
         url = provider.url
     outcome = await send(channel, options(url))
@@ -326,7 +326,7 @@ async def no_http(provider, stream):
 async def test_an_answer_that_never_came_leaves_it_unknown(channel, behave):
     async with fake_provider(behave=behave) as provider:
         assert isinstance(await send(channel, options(provider.url)), Ambiguous)
-    assert provider.connections == 1  # nobody tried again on the quiet
+    assert provider.connections == 1  # there was no silent retry
 
 
 @pytest.mark.parametrize("behave", [hang, read_and_hang])
@@ -437,7 +437,7 @@ async def test_cancelling_ends_at_once_and_leaves_no_connection(channel):
                 await arrived.wait()
                 nursery.cancel_scope.cancel()
             await ended.wait()
-    # As it is: "except trio.Cancelled" of whoever records the attempt does not see a group.
+    # Unwrapped: the ``except trio.Cancelled`` that records the attempt does not see a group.
     assert raised == [trio.Cancelled]
 
 

@@ -300,7 +300,7 @@ class NotificationMachine(RuleBasedStateMachine):
         assert counts == {state: states.count(str(state)) for state in NotificationState}
 
     @invariant()
-    def a_look_finds_what_there_is_to_do(self) -> None:
+    def a_poll_finds_the_due_messages(self) -> None:
         look = self.loop(lambda: self.store(0).look(CHANNELS, now=self.now))
         behind = self.position is None or max(self.outbox, default=0) > self.position
         assert look.new_transitions == behind

@@ -99,9 +99,7 @@ def delivery(webhook_id: str = "m1", *, at: float = 1000.0, **fields: Any) -> Ne
 
 
 @pytest.mark.parametrize("ahead", [-HOUR, HOUR])
-async def test_leases_are_told_by_the_clock_of_the_database(
-    database: Database, ahead: float
-) -> None:
+async def test_leases_use_the_clock_of_the_database(database: Database, ahead: float) -> None:
     async with database.open("one") as one, database.open("two") as two:
         assert (await one.claim(delivery("inline", at=1000))).admission is Admission.NEW
         await one.accept(delivery("queued", at=1000), leased=True)
@@ -255,7 +253,7 @@ async def test_what_a_dead_host_held_is_noticed_and_run_by_another(database: Dat
                 await trio.sleep(0.01)
         (record,) = (await two.take_due(limit=9, now=1001)).records
         assert (record.state, record.process_ends) == (DeliveryState.RECEIVED, 1)
-        # Nobody has told the first one, and its late end changes nothing.
+        # The first owner was not notified, and its late outcome changes nothing.
         await one.finish("m1", Done(), now=1002)
         assert (await two.get("m1")).state is DeliveryState.RECEIVED
 
@@ -373,8 +371,8 @@ async def test_of_two_hosts_that_claim_in_one_lane_the_second_waits_and_finds_ot
     dialect = Dialect("postgresql", server_clock=True)
 
     def accept(connection: Any, key: str) -> None:
-        told = delivery(key, subject="s", ordered=True)
-        arriving = [deliveries.Arriving(told, None)]
+        incoming = delivery(key, subject="s", ordered=True)
+        arriving = [deliveries.Arriving(incoming, None)]
         deliveries.accept_all(PostgresTransaction(connection, dialect), terms, arriving)
 
     async with database.open("two") as two:
@@ -418,8 +416,8 @@ async def test_hosts_that_work_at_once_run_each_delivery_once(database: Database
         async with database.open(name) as inbox:
             for number in range(40):
                 # Half of them come to both.
-                told = delivery(f"m{number if number % 2 else f'{name}{number}'}")
-                await inbox.accept(told, leased=False)
+                incoming = delivery(f"m{number if number % 2 else f'{name}{number}'}")
+                await inbox.accept(incoming, leased=False)
             while records := (await inbox.take_due(limit=7, now=1001)).records:
                 for record in records:
                     await inbox.start(record.key, now=1001)
@@ -515,7 +513,7 @@ async def test_a_schema_of_an_older_version_is_migrated_beside_a_host_that_works
     assert accepted
 
 
-async def test_a_user_who_may_not_upgrade_the_schema_is_told_so(
+async def test_a_user_without_schema_privileges_gets_an_explanation(
     empty: Database, with_another_version: Callable[[], None]
 ) -> None:
     async with empty.open():
@@ -542,7 +540,7 @@ async def test_a_user_who_may_not_upgrade_the_schema_is_told_so(
         "TRUNCATE sdk_trio.audit",
     ],
 )
-async def test_nobody_changes_the_audit_trail(database: Database, statement: str) -> None:
+async def test_the_audit_trail_is_immutable(database: Database, statement: str) -> None:
     import psycopg
 
     async with database.open() as inbox:
@@ -650,9 +648,7 @@ async def lose(database: Database, made: bool, change: Callable[[], Awaitable[No
 
 
 @pytest.mark.parametrize("made", [True, False])
-async def test_a_start_whose_commit_nobody_has_heard_of_counts_once(
-    database: Database, made: bool
-) -> None:
+async def test_a_start_with_an_unknown_commit_counts_once(database: Database, made: bool) -> None:
     outcomes = {"m1": Done(), "m2": Done("answered"), "m3": Retry(1100, "no")}
     async with database.open() as inbox:
         for key in (*outcomes, "m4"):
@@ -673,9 +669,7 @@ async def test_a_start_whose_commit_nobody_has_heard_of_counts_once(
 
 
 @pytest.mark.parametrize("made", [True, False])
-async def test_a_run_whose_commit_nobody_has_heard_of_is_ended_once(
-    database: Database, made: bool
-) -> None:
+async def test_a_run_with_an_unknown_commit_is_ended_once(database: Database, made: bool) -> None:
     async with database.open() as inbox:
         await inbox.accept(delivery(), leased=True)
 
@@ -689,9 +683,9 @@ async def test_a_run_whose_commit_nobody_has_heard_of_is_ended_once(
             await inbox.repeat(["m1"])
         await inbox.finish("m1", Done(), now=1003)
         record = await inbox.get("m1")
-        told = (record.state, record.attempts, record.generation)
+        reported = (record.state, record.attempts, record.generation)
         # One that was put back meanwhile is not ended by the run before.
-        assert told == ((DeliveryState.RECEIVED, 0, 1) if made else (DeliveryState.DONE, 1, 0))
+        assert reported == ((DeliveryState.RECEIVED, 0, 1) if made else (DeliveryState.DONE, 1, 0))
 
 
 async def test_a_commit_whose_wait_for_the_standby_was_cancelled_is_not_acknowledged(
@@ -775,7 +769,7 @@ async def test_a_database_that_cannot_hold_every_text_is_refused(empty: Database
             pass
 
 
-async def test_a_user_whose_transactions_only_read_is_told_so(empty: Database) -> None:
+async def test_a_user_with_read_only_transactions_gets_an_explanation(empty: Database) -> None:
     empty.server.execute(f"ALTER DATABASE {empty.name} SET default_transaction_read_only = on")
     with pytest.raises(StoreUnavailableError, match="default_transaction_read_only"):
         async with empty.open():
@@ -967,7 +961,7 @@ async def test_no_look_reads_more_where_more_waits_behind_others(database: Datab
     walking: list[float] = []
     afterwards: list[float] = []
 
-    def read_by_a_look() -> float:
+    def read_by_a_poll() -> float:
         used = blocks(server, database.name)
         looks = [used[each] for each in used if "expired AS" in each or "lane > " in each]
         assert looks
@@ -981,14 +975,14 @@ async def test_no_look_reads_more_where_more_waits_behind_others(database: Datab
             with trio.fail_after(60):
                 while (await inbox.take_due(limit=100, now=1001)).more:
                     pass
-            walking.append(read_by_a_look())
+            walking.append(read_by_a_poll())
             forget_blocks(server)
             for number in range(ended + 1, ended + 5):
                 await inbox.start(f"k{number}", now=1001)
                 await inbox.finish(f"k{number}", Done(), now=1001)
                 (record,) = (await inbox.take_due(limit=100, now=1001)).records
                 assert record.webhook_id == f"k{number + 4}"
-            afterwards.append(read_by_a_look())
+            afterwards.append(read_by_a_poll())
     assert walking[1] <= 2 * walking[0], walking
     assert afterwards[1] <= 1.5 * afterwards[0], afterwards
 
@@ -1043,7 +1037,7 @@ async def test_jobs_of_different_kinds_need_no_more_than_their_own_statements(
         assert set(called.values()) == {1}
 
 
-async def test_a_start_that_nobody_waits_for_is_soon_seen_by_others(database: Database) -> None:
+async def test_an_unawaited_start_is_soon_seen_by_others(database: Database) -> None:
     async with database.open("one") as one, database.open("two") as two:
         await one.accept(delivery(), leased=True)
         one.start_unawaited("m1", now=1001)
@@ -1109,9 +1103,11 @@ async def test_a_pooler_that_changes_connections_changes_nothing(
         ("Connection refused", "a running receiver goes on by itself when the server answers"),
     ],
 )
-def test_a_server_that_refuses_is_told_from_one_that_is_away(said: str, hint: str) -> None:
+def test_a_refusing_server_is_distinguished_from_an_unreachable_one(said: str, hint: str) -> None:
     psycopg = pytest.importorskip("psycopg")
     from sdk_trio.storage.engines.postgres_address import PostgresAddress
 
-    told = PostgresAddress(dsn="postgresql://db.example/b").describe(psycopg.OperationalError(said))
-    assert hint in str(told)
+    reported = PostgresAddress(dsn="postgresql://db.example/b").describe(
+        psycopg.OperationalError(said)
+    )
+    assert hint in str(reported)

@@ -502,7 +502,7 @@ def test_each_outage_is_logged_also_by_a_part_that_has_not_dialled_since_the_one
         commits.failed(StoreUnavailableError("restart"))
         effects.failed(StoreUnavailableError("restart"))
         commits.succeeded()
-        effects.failed(StoreUnavailableError("no room for another connection"))
+        effects.failed(StoreUnavailableError("no slot for another connection"))
         effects.succeeded()
     logged = [record.getMessage().split()[0] for record in caplog.records]
     away, answers = "store.unavailable", "store.answers"
@@ -683,7 +683,7 @@ def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_hasty")
-def test_a_half_open_connection_is_cut_and_made_anew(
+def test_a_half_open_connection_is_closed_and_replaced(
     database: Database, proxy: SilentProxy, caplog: pytest.LogCaptureFixture
 ) -> None:
     dsn = f"host=127.0.0.1 port={proxy.port} user=owner dbname={database.name}"
@@ -814,7 +814,7 @@ def test_a_password_is_in_no_message_and_no_repr() -> None:
         ("Connection refused", "a running receiver goes on by itself when the server answers"),
     ],
 )
-def test_a_server_that_refuses_is_told_from_one_that_is_away(reason: str, hint: str) -> None:
+def test_a_refusing_server_is_distinguished_from_an_unreachable_one(reason: str, hint: str) -> None:
     address = PostgresAddress(dsn="postgresql://db.example/b")
     assert hint in str(address.describe(psycopg.OperationalError(reason)))
 

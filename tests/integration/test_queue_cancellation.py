@@ -41,7 +41,7 @@ async def open_inbox(directory):
 async def test_what_was_committed_although_its_request_was_cancelled_is_handled(
     tmp_path, handlers, handled
 ):
-    """A cancelled sender delivers again and is told 200: so the event must be on its way."""
+    """A cancelled sender delivers again and gets 200, so the event must be in the queue."""
     inbox = await open_inbox(tmp_path)
     bench = Bench.of(handlers, inbox)
     with trio.fail_after(60):

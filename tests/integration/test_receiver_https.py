@@ -29,7 +29,7 @@ OPAQUE = b'{"error":"invalid webhook"}'
 @pytest.mark.parametrize(
     ("trusted", "headers", "status"),
     [
-        # Nobody is believed who is not listed, whatever it says.
+        # Headers of an unlisted proxy are never trusted.
         ([], [], 400),
         ([], [("X-Forwarded-Proto", "https")], 400),
         ([], [("Forwarded", "proto=https")], 400),

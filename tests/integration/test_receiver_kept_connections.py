@@ -112,7 +112,7 @@ async def test_in_any_order_on_one_connection_the_answers_are_the_same(receiver,
         wire.__exit__()
 
 
-async def test_a_sender_behind_a_proxy_is_told_from_the_one_before(receiver):
+async def test_senders_behind_one_proxy_are_distinguished(receiver):
     keys = {
         "Server__TrustedProxies": ["127.0.0.1"],
         "Webhooks__AllowedSourceIpRanges": ["10.1.0.0/16"],
@@ -164,7 +164,7 @@ async def test_new_rules_count_for_the_next_request_of_a_kept_connection(receive
             assert (await wire.answer()).status == 403
 
 
-async def test_a_refusal_tells_the_log_and_the_counters_the_same(receiver, caplog):
+async def test_a_refusal_is_logged_and_counted_alike(receiver, caplog):
     async with receiver() as app:
         with await RawWire.connect(app.url) as wire:
             for _ in range(3):

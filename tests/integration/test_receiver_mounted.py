@@ -1,4 +1,4 @@
-"""The receiver alone, mounted in somebody else's application and server."""
+"""The receiver alone, mounted in another application and server."""
 
 import json
 from contextlib import asynccontextmanager
@@ -120,14 +120,14 @@ async def test_where_nothing_starts_it_the_answer_is_503():
         delivery = signed()
         status, body = await post(address, delivery)
         assert (status, json.loads(body)) == (503, {"error": "temporarily unavailable"})
-        # As soon as somebody starts it, the same delivery is taken.
+        # Once the application starts it, the same delivery is accepted.
         async with trio.open_nursery() as nursery:
             await nursery.start(receiver.run)
             assert (await post(address, delivery))[0] == 200
             nursery.cancel_scope.cancel()
 
 
-async def test_a_locked_store_is_a_lifespan_failure_that_says_so(sqlite):
+async def test_a_locked_store_is_a_lifespan_failure_with_its_reason(sqlite):
     runtime = Runtime(settings(**sqlite))
     receiver = WebhookReceiver(settings(**sqlite), registry(works))
     messages = []

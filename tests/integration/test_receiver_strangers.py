@@ -49,7 +49,7 @@ def resident_bytes():
 
 
 @pytest.mark.parametrize("fast", [True, False], ids=["fast", "hypercorn"])
-async def test_bodies_that_nobody_ends_are_bounded_and_small_deliveries_go_on(
+async def test_unfinished_bodies_are_bounded_and_small_deliveries_continue(
     fast, caplog, monkeypatch
 ):
     monkeypatch.setattr(body, "BODY_SECONDS", 60.0)  # none of them is refused for its slowness
@@ -175,7 +175,7 @@ async def cpu_of(app, data):
 
 @pytest.mark.parametrize("tenants", [False, True], ids=["host", "tenants"])
 async def test_no_body_of_a_stranger_costs_more_than_a_plain_one(tenants):
-    """By a factor that leaves room for a busy machine: the regular expression once took 900."""
+    """The factor allows for a busy machine: a regular expression with backtracking took 900."""
     async with serving(registry(works), MultiTenant__Enabled=tenants) as app:
         plain = json.dumps({"type": "order.paid", "data": {"text": "x" * (MIB - 100)}}).encode()
         usual = await cpu_of(app, delivery_request(forged(plain)))
@@ -318,8 +318,8 @@ async def test_a_flood_of_rejections_is_a_handful_of_lines_and_one_that_counts_t
     lines = lines_of(caplog, "webhook.rejected")
     sums = lines_of(caplog, "webhook.rejections_suppressed")
     assert len(lines) + len(sums) < 100  # three in ten seconds, and one more
-    told = len(lines) + sum(line.get("suppressed", 0) for line in [*lines, *sums])
-    assert told == flood
+    reported = len(lines) + sum(line.get("suppressed", 0) for line in [*lines, *sums])
+    assert reported == flood
 
 
 async def test_deliveries_that_cannot_be_taken_are_a_handful_of_lines_however_many(caplog):

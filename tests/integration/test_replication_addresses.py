@@ -59,9 +59,9 @@ def is_signed(request: bytes, key: str) -> bool:
     line, *lines = request.decode().split("\r\n")
     headers = {name.lower(): value for name, _, value in (each.partition(": ") for each in lines)}
     target = urlsplit(line.split()[1])
-    told = [f"{name}:{headers[name]}" for name in ("x-ms-date", "x-ms-version")]
+    reported = [f"{name}:{headers[name]}" for name in ("x-ms-date", "x-ms-version")]
     asked = [f"{name}:{value}" for name, value in sorted(parse_qsl(target.query))]
-    text = "\n".join(["GET", *[""] * 11, *told, f"/account{target.path}", *asked])
+    text = "\n".join(["GET", *[""] * 11, *reported, f"/account{target.path}", *asked])
     made = hmac.digest(base64.b64decode(key), text.encode(), hashlib.sha256)
     return headers["authorization"] == f"SharedKey account:{base64.b64encode(made).decode()}"
 

@@ -134,7 +134,7 @@ def test_a_deleted_tenant_is_restored_until_it_is_purged(host, output):
         (("--set", f"{SECTION}:ReplicatorPath=/nowhere/litestream"), 69, "/nowhere/litestream"),
     ],
 )
-def test_what_cannot_be_done_says_so(host, output, options, status, words):
+def test_impossible_requests_are_explained(host, output, options, status, words):
     ended = restore(host, output, *options)
     assert ended.status == status, ended.err
     assert words in ended.err
@@ -178,7 +178,7 @@ def test_a_tenant_without_a_replica(host, output):
 
 
 def test_an_unknown_tenant(host, output):
-    assert restore(host, output, tenant="nobody").status == 1
+    assert restore(host, output, tenant="unknown").status == 1
 
 
 @pytest.mark.parametrize("key", ["identifier", "id", "name of the replica"])
@@ -308,7 +308,7 @@ def test_a_target_that_is_away_is_named(tmp_path):
     assert list((tmp_path / "out").iterdir()) == []
 
 
-async def test_a_target_that_does_not_answer_is_not_waited_for_for_ever(tmp_path, monkeypatch):
+async def test_the_wait_for_a_silent_target_is_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr(replica_reader, "LIST_SECONDS", 0.5)
     silent = await trio.open_tcp_listeners(0, host="127.0.0.1")
     port = silent[0].socket.getsockname()[1]
@@ -326,7 +326,7 @@ async def test_a_target_that_does_not_answer_is_not_waited_for_for_ever(tmp_path
 
 
 def on_a_small_disk(host, small, words, *, before=":"):
-    """Run a command in an empty file system of 2 MB, which it shares with nobody."""
+    """Run a command in an empty, private file system of 2 MB."""
     small.mkdir()
     script = f'mount -t tmpfs -o size=2m,mode=0700 tmpfs "$0" || exit 99; cd "$0"; {before}; "$@"'
     script += '; echo "status $?"; ls -A'
@@ -338,7 +338,7 @@ def on_a_small_disk(host, small, words, *, before=":"):
         timeout=60,
     )
     if ended.returncode == 99 or "unshare" in ended.stderr:
-        pytest.skip(f"this machine lets nobody mount: {ended.stderr}")
+        pytest.skip(f"this machine does not allow mounts: {ended.stderr}")
     return ended
 
 
@@ -379,13 +379,13 @@ def test_a_restored_database_in_its_place_is_replicated_again(tmp_path):
             refused = restore(host, place, "--at", at, "--force")
             assert refused.status == 1
             assert "the replicator still uses" in refused.err
-            host.tell("bolt")
+            host.apply_tenants("bolt")
             ended = restore(host, place, "--at", at, "--force")
             assert ended.status == 0, ended.err
             assert host.rows("acme") == good
 
             host.reactivate("acme")
-            host.tell("acme", "bolt")
+            host.apply_tenants("acme", "bolt")
             host.write("acme", 3)
             host.wait_synced("acme")
             verified = host.verify("--tenant", "acme")
@@ -396,7 +396,7 @@ def test_a_restored_database_in_its_place_is_replicated_again(tmp_path):
             assert len(host.restore("acme", "--at", at)) == 10
 
 
-def test_another_database_in_its_place_while_nobody_watched_is_what_is_replicated(tmp_path):
+def test_a_database_replaced_without_a_watcher_is_replicated(tmp_path):
     with local_disk(tmp_path / "target") as target:
         host = ReplicaHost(tmp_path / "host", target)
         host.add("acme", 10)
@@ -407,7 +407,7 @@ def test_another_database_in_its_place_while_nobody_watched_is_what_is_replicate
             place.with_name(f"{place.name}-shm").unlink()
             write_rows(place, 4)
             before = host.replicator_pid()
-            host.tell("acme")
+            host.apply_tenants("acme")
             # It holds a database by its connection and its log by its name: half of each else.
             wait_until(lambda: host.replicator_pid() != before)
             host.wait_synced("acme")

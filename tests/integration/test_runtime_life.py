@@ -348,7 +348,7 @@ async def test_ended_in_the_middle_of_its_start_it_just_ends(sqlite, call, check
         await _starts_and_stops(Runtime(settings(**sqlite), registry(works)))
 
 
-async def test_told_to_stop_before_it_runs_it_ends():
+async def test_a_stop_before_the_run_ends_it():
     stopped, forced = (Runtime(settings(), registry(works)) for _ in range(2))
     stopped.shut_down("early")
     forced.force()

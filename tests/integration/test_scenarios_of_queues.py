@@ -261,11 +261,11 @@ async def test_of_many_owners_one_accepts_an_event(stores: Stores, way: str) -> 
     admissions: list[Admission] = []
 
     async def accept(number: int, inbox: Any) -> None:
-        told = delivery(at=1000 + number)
+        incoming = delivery(at=1000 + number)
         if way == "parked" or (way == "mixed" and number % 2):
-            admissions.append((await inbox.park(told)).admission)
+            admissions.append((await inbox.park(incoming)).admission)
         else:
-            admitted = await inbox.accept(told, leased=way == "leased")
+            admitted = await inbox.accept(incoming, leased=way == "leased")
             admissions.append(admitted.admission)
 
     async with trio.open_nursery() as nursery:
@@ -320,8 +320,8 @@ async def test_only_runs_whose_lease_has_ended_are_rescued(stores: Stores) -> No
     """Oban, test/oban/lifeline_test.exs, "rescuing executing jobs older than the rescue window"."""
     dead, inbox = await stores.open("dead"), await stores.open()
     for number in range(6):
-        told = delivery(f"m{number}", at=1000 + number)
-        await dead.accept(told, leased=True)
+        incoming = delivery(f"m{number}", at=1000 + number)
+        await dead.accept(incoming, leased=True)
         await dead.start(f"m{number}", now=1000 + number)
     assert await take(inbox, now=1012.5) == ["m0", "m1", "m2"]
     states = [await state_of(inbox, f"m{number}") for number in range(6)]
@@ -499,9 +499,9 @@ async def test_a_duplicate_among_events_that_come_together_stops_none_of_them(
     await run(inbox, "done", Done())
     admissions: dict[str, list[Admission]] = {}
 
-    async def accept(told: NewDelivery) -> None:
-        admitted = await inbox.accept(told, leased=False)
-        admissions.setdefault(told.key, []).append(admitted.admission)
+    async def accept(incoming: NewDelivery) -> None:
+        admitted = await inbox.accept(incoming, leased=False)
+        admissions.setdefault(incoming.key, []).append(admitted.admission)
 
     async with trio.open_nursery() as nursery:
         for key in ("a", "b", "a", "done", "c", "b"):

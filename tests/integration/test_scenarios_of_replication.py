@@ -23,7 +23,7 @@ from support.waiting import PATIENCE_SECONDS, until
 from sdk_trio.replication.plan import SupervisorTimeouts
 from sdk_trio.replication.supervisor import Supervisor
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 PATIENCE = SupervisorTimeouts(
     stop=20, reload_stop=5, start=10, start_each=0.02, lock=5, watch=0.3, silent_checks=2

@@ -535,7 +535,7 @@ async def test_the_fast_path_is_stricter_about_chunks(body):
 
 
 @both
-async def test_an_idle_connection_is_closed_without_a_word(fast):
+async def test_an_idle_connection_is_closed_without_an_answer(fast):
     limits = msgspec.structs.replace(QUICK, keep_alive_seconds=0.5, first_byte_seconds=0.5)
     async with http_server(fast, limits=limits) as server:
         with await server.connect() as wire:
@@ -647,7 +647,7 @@ async def test_a_refused_client_that_goes_on_sending_is_cut_off():
 
 
 @both
-async def test_connections_over_the_limit_are_told_so(fast):
+async def test_connections_over_the_limit_get_503(fast):
     async with http_server(fast, limits=msgspec.structs.replace(QUICK, connections=2)) as server:
         with await server.connect() as one, await server.connect() as two:
             for wire in (one, two):
@@ -662,7 +662,7 @@ async def test_connections_over_the_limit_are_told_so(fast):
                 assert answer.endswith(b'{"error":"temporarily unavailable"}')
             server.observer.gate.set()
             assert (await one.answer()).status == 200
-        # Those that have ended make room.
+        # Ended connections free their slots.
         while statuses(await server.exchange(get())) != [200]:
             await trio.sleep(0.01)
 
@@ -873,7 +873,7 @@ async def test_connections_of_one_source_are_bounded(fast):
             with await server.connect(source="127.0.0.2") as other:
                 await other.send(get())
                 assert (await other.answer()).status == 200
-        # Those that have ended make room.
+        # Ended connections free their slots.
         while statuses(await server.exchange(get())) != [200]:
             await trio.sleep(0.01)
 

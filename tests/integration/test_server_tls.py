@@ -86,7 +86,7 @@ async def exchange(server, *pieces, context=None):
         return await wire.rest()
 
 
-async def connect_for_ever(server):
+async def connect_without_end(server):
     while True:
         async with secure_wire(server):
             pass
@@ -215,7 +215,7 @@ async def test_what_runs_at_the_end_is_finished_and_announces_it(files):
         await server.observer.began.wait()
         server.server.stop()
         with pytest.raises(OSError, match="connect"):
-            await connect_for_ever(server)
+            await connect_without_end(server)
         server.observer.gate.set()
         answer = await wire.rest()
     assert answer.startswith(b"HTTP/1.1 200")
@@ -223,7 +223,7 @@ async def test_what_runs_at_the_end_is_finished_and_announces_it(files):
 
 
 async def test_the_end_of_a_connection_is_announced_to_the_client(files):
-    """Without it, a client could not tell the end from an attack that cuts connections."""
+    """Without it, a client could not distinguish the end from an attack that cuts connections."""
     async with http_server(True, certificate=files) as server:
         port = int(server.url.rpartition(":")[2])
 

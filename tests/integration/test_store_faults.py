@@ -111,7 +111,7 @@ async def test_a_log_that_another_process_cuts_between_commit_and_look_is_not_lo
 # -- a full disk, a failing job ----------------------------------------------------------------
 
 
-async def test_a_full_disk_refuses_and_works_again_once_there_is_room(
+async def test_a_full_disk_refuses_and_works_again_once_there_is_space(
     inbox: SqliteInbox, file: Path
 ) -> None:
     await inbox.accept(delivery("before"), leased=True)
@@ -299,7 +299,7 @@ async def test_a_database_of_another_program_is_refused_and_left_alone(file: Pat
     connection.close()
 
 
-async def test_a_missing_directory_says_so(tmp_path: Path) -> None:
+async def test_a_missing_directory_is_named(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailableError, match="directory exists"):
         await open_inbox(tmp_path / "nowhere" / "inbox.db")
 
@@ -319,7 +319,7 @@ class _Crash(BaseException):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-async def test_a_crashed_thread_leaves_nobody_waiting(inbox: SqliteInbox) -> None:
+async def test_a_crashed_thread_leaves_no_task_waiting(inbox: SqliteInbox) -> None:
     gate = threading.Event()
     failed = []
 
@@ -469,9 +469,9 @@ async def keep_bodies(inbox: SqliteInbox) -> None:
     short, long, parked, _ = MARKERS
     for number in range(20):
         for name, body in (("short", short), ("long", long * 2000)):
-            told = NewDelivery(f"{name}-{number}", "order.paid", body, 7, 1000.0)
-            await inbox.accept(told, leased=True)
-            await inbox.finish(told.webhook_id, Done(), now=1001)
+            incoming = NewDelivery(f"{name}-{number}", "order.paid", body, 7, 1000.0)
+            await inbox.accept(incoming, leased=True)
+            await inbox.finish(incoming.webhook_id, Done(), now=1001)
     await inbox.park(NewDelivery("parked", "order.paid", parked, 7, 1000.0))
 
 
@@ -526,8 +526,8 @@ async def test_deliveries_wait_for_a_short_log_to_be_copied_during_the_retention
 
     def fill(tx: SqlTransaction) -> None:
         for number in range(events):
-            told = NewDelivery(f"m{number}", "order.paid", bytes(4000), 7, 1000.0)
-            deliveries.add_done(tx, FILLING, [deliveries.Ran(told, 1, 1001.0)])
+            incoming = NewDelivery(f"m{number}", "order.paid", bytes(4000), 7, 1000.0)
+            deliveries.add_done(tx, FILLING, [deliveries.Ran(incoming, 1, 1001.0)])
 
     await inbox._commits.submit(fill, patient=True)
     assert await inbox._clear_log(10)
@@ -582,17 +582,17 @@ async def test_overwriting_costs_the_ordinary_way_of_a_delivery_no_page(tmp_path
         inbox = await open_inbox(tmp_path / f"{mode}.db")
         await submit(inbox, f"PRAGMA secure_delete = {mode}")
         for number in range(100):
-            told = delivery(f"m{number}", size=600 if number % 5 else 9000)
-            await inbox.accept(told, leased=True)
-            await inbox.start(told.webhook_id, now=1000)
+            incoming = delivery(f"m{number}", size=600 if number % 5 else 9000)
+            await inbox.accept(incoming, leased=True)
+            await inbox.start(incoming.webhook_id, now=1000)
             outcome = Done() if number % 3 else Retry(1001, "boom")
-            await inbox.finish(told.webhook_id, outcome, now=1000)
+            await inbox.finish(incoming.webhook_id, outcome, now=1000)
         pages[mode] = (tmp_path / f"{mode}.db-wal").stat().st_size
         await inbox.close()
     assert pages["ON"] == pages["OFF"] > 0
 
 
-async def test_a_look_that_had_to_wait_or_may_not_takes_no_expired_lease(
+async def test_a_poll_that_waited_or_may_not_take_over_claims_no_expired_lease(
     file: Path, inbox: SqliteInbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the clock of the caller, which was set meanwhile, a lease that is in force has expired."""

@@ -142,7 +142,7 @@ async def test_what_must_not_get_lost_waits_for_a_place_in_the_queue(manager, mo
         monkeypatch.setattr(systemd, "PATIENCE_SECONDS", 0.1)
         with trio.fail_after(60):
             for _ in range(30):
-                await notifier.ready("nobody reads")
+                await notifier.ready("unread")
 
 
 async def test_a_manager_that_is_gone_stops_nothing(manager, caplog):

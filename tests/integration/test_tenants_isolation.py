@@ -65,7 +65,7 @@ DELIVERY: dict[str, st.SearchStrategy[Any]] = {
 
 
 class IsolationMachine(RuleBasedStateMachine):
-    """The host and two tenants on one store; each also has a store that nobody else uses.
+    """The host and two tenants on one store; each also has a store of its own.
 
     Whatever the store says of a sender's deliveries has to be what it would say without the others.
     """
@@ -94,7 +94,7 @@ class IsolationMachine(RuleBasedStateMachine):
         assert answer == self.loop(lambda: call(self.alone[sender]))
         return answer
 
-    # Little can be seen of each other before everybody has sent something.
+    # Influence shows only after each of them has sent events.
     @initialize(first=st.lists(st.tuples(*DELIVERY.values()), min_size=6, max_size=12))
     def begin(self, first: list[tuple[str, str, str, bytes, bool, bool]]) -> None:
         for delivery in first:
@@ -107,11 +107,11 @@ class IsolationMachine(RuleBasedStateMachine):
     def deliver_one(
         self, sender: str, id_: str, verb: str, body: bytes, ordered: bool, leased: bool
     ) -> None:
-        told = NewDelivery(
+        incoming = NewDelivery(
             id_, f"t.{sender}", body, 7, self.now, "s", ordered, sender or None, sender, "1.2.3.4"
         )
         options = {"leased": leased} if verb == "accept" else {}
-        self.both(sender, lambda inbox: getattr(inbox, verb)(told, **options))
+        self.both(sender, lambda inbox: getattr(inbox, verb)(incoming, **options))
 
     @rule(sender=senders, id_=ids, alone=st.booleans())
     def start(self, sender: str, id_: str, alone: bool) -> None:
@@ -124,8 +124,8 @@ class IsolationMachine(RuleBasedStateMachine):
         outcome=st.sampled_from((Done(), Done(), Dead("no"), Parked(), Retry(1.0, "x"), None)),
     )
     def finish(self, sender: str, id_: str, outcome: Any) -> None:
-        told = outcome or Retry(None, "later")
-        self.both(sender, lambda inbox: inbox.finish(key_of(id_, sender), told, now=self.now))
+        reported = outcome or Retry(None, "later")
+        self.both(sender, lambda inbox: inbox.finish(key_of(id_, sender), reported, now=self.now))
 
     @rule(sender=senders, chosen=st.lists(ids, max_size=2))
     def replay(self, sender: str, chosen: list[str]) -> None:
@@ -158,12 +158,12 @@ class IsolationMachine(RuleBasedStateMachine):
     def advance(self, seconds: int) -> None:
         self.now += seconds
         if self.backend == "memory":
-            # It forgets what is over its retention at anybody's next delivery, or at a purge;
-            # nobody is promised when. Done for all at once, so that only influence is compared.
+            # It forgets what is over its retention at anybody's next delivery, or at a purge; no
+            # time is guaranteed. Done for all at once, so that only influence is compared.
             self.purge()
 
     @invariant()
-    def nobody_sees_anything_of_the_others(self) -> None:
+    def no_tenant_sees_anything_of_the_others(self) -> None:
         for sender in SENDERS:
             for id_ in IDS:
                 self.both(sender, partial(look, key=key_of(id_, sender)))
@@ -176,7 +176,7 @@ class IsolationMachine(RuleBasedStateMachine):
 
 
 def plain(record: DeliveryRecord | None) -> Any:
-    """A record without its number, which tells how many came before."""
+    """Return a record without its number, which reveals how many came before."""
     if record is None:
         return None
     names = (name for name in DeliveryRecord.__slots__ if name not in ("sequence", "__weakref__"))
@@ -240,7 +240,8 @@ class Host:
         at: str | None = None,
         webhook_id: str | None = None,
     ) -> Posted:
-        """Post a body signed with the secret of a tenant or the host, to somebody's address."""
+        """Post a body signed with the secret of a tenant or the host, to the address of any
+        tenant."""
         signed = sign_delivery(body, secret=Secret(self.secrets[secret]), webhook_id=webhook_id)
         path = self.app.settings.webhooks.path + (f"/{at}" if at is not None else "")
         started = self.app.runtime.started
@@ -398,7 +399,7 @@ async def test_at_the_address_of_a_tenant_its_keys_alone_verify_whatever_the_bod
     assert [name for name, _, _ in seen.ran] == ["a"] * 4
 
 
-async def test_the_answer_does_not_tell_which_tenants_there_are(tmp_path: Path) -> None:
+async def test_the_answer_does_not_reveal_which_tenants_exist(tmp_path: Path) -> None:
     async with host(tmp_path, Seen().registry()) as ready:
         await ready.service.add(
             "gone",
@@ -409,7 +410,7 @@ async def test_the_answer_does_not_tell_which_tenants_there_are(tmp_path: Path) 
         await ready.service.delete("gone", reason="left", actor="test")
         wrong = await ready.post(body("a"), secret="b", at="a")
         assert (wrong.status, wrong.body) == OPAQUE
-        for at in ("gone", "plain", "nobody", "A", "a%00", "x" * 300):
+        for at in ("gone", "plain", "unknown", "A", "a%00", "x" * 300):
             for secret in ("a", "host"):
                 refused = await ready.post(body("a"), secret=secret, at=at)
                 assert (refused.status, refused.body) == OPAQUE
@@ -435,7 +436,7 @@ async def test_events_of_a_suspended_tenant_are_taken_at_its_address(tmp_path: P
 
 
 @pytest.mark.parametrize("only", [False, True])
-async def test_the_host_signs_for_a_tenant_with_secrets_of_its_own_unless_it_is_told_not_to(
+async def test_the_host_signs_for_a_tenant_with_its_own_secrets_unless_disabled(
     tmp_path: Path, only: bool
 ) -> None:
     seen = Seen()

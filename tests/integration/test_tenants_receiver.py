@@ -155,7 +155,7 @@ async def test_an_event_carries_the_tenant_of_its_organization(
     assert [record.tenant_id is None for record in kept] == [False, False, True, True]
 
 
-async def test_a_delivery_is_proved_by_its_own_tenant_or_the_host_and_by_nobody_else(
+async def test_a_delivery_is_verified_by_its_own_tenant_or_the_host_only(
     tmp_path: Path, backend: str
 ) -> None:
     seen = Seen()

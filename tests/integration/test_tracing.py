@@ -327,7 +327,7 @@ async def test_the_attempt_that_a_hedge_has_beaten_is_no_error(spans):
     assert {span.status.status_code for span in by_kind.values()} == {StatusCode.UNSET}
 
 
-def test_nobody_wants_traces_without_an_sdk(monkeypatch):
+def test_without_an_sdk_there_are_no_traces(monkeypatch):
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", None)
     assert find_tracer() is None
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", trace.NoOpTracerProvider())

@@ -162,7 +162,7 @@ class Resolver:
     ("answer", "match"),
     [
         (KeyError("directory"), "KeyError"),
-        ("nobody", "no tenant 'nobody'"),
+        ("unknown", "no tenant 'unknown'"),
         (None, "not a tenant"),
     ],
 )
@@ -209,7 +209,7 @@ def damaged(file: Path) -> None:
 
 
 def index_lacks_a_row(file: Path) -> None:
-    """Damage that is in nobody's way: only a whole check of the database finds it."""
+    """Damage that no query meets: only a complete check of the database finds it."""
     write_database(file, 2000)
     database = apsw.Connection(str(file))
     database.execute("CREATE INDEX grants_body ON grants (body)")
@@ -262,7 +262,7 @@ async def test_a_database_that_the_settings_name_must_exist(tmp_path):
         await assert_refused(host, SourceDatabaseError, r"there is no file .*gone\.db")
 
 
-async def test_a_database_that_somebody_writes_to_is_not_copied(tmp_path):
+async def test_a_database_with_a_writer_is_not_copied(tmp_path):
     source = tmp_path / "tenants" / "default.db"
     write_database(source)
     writer = apsw.Connection(str(source))
@@ -285,7 +285,7 @@ async def test_a_host_that_is_not_quiet_is_refused(tmp_path):
         await assert_refused(host, NotQuiescentError, "has not signalled")
 
 
-async def test_without_the_requirement_nobody_has_to_be_quiet(tmp_path):
+async def test_without_the_requirement_writers_may_continue(tmp_path):
     settings = host_settings(tmp_path, RequireGracefulQuiescence=False)
     async with opened_host(settings, quiet=False) as host:
         assert not (await host.upgrader().run()).already_done

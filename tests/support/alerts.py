@@ -51,7 +51,7 @@ class AlertedRuntime:
         """The messages as ``dead_letters opened``."""
         return [f"{each['alert']} {each['type'].removeprefix('alert.')}" for each in self.messages]
 
-    async def told(self, *kinds: str) -> None:
+    async def has_sent(self, *kinds: str) -> None:
         """Check until exactly these messages have arrived."""
 
         async def have_arrived() -> bool:

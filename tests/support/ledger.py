@@ -80,7 +80,7 @@ class Account:
 def by_process(
     lines: Iterable[str], deaths: Iterable[tuple[int, int]]
 ) -> tuple[list[str], dict[int, int]]:
-    """Put a number of its own in the place of each pid, as the system uses those of the dead again.
+    """Put a number of its own instead of each pid, as the system uses those of the dead again.
 
     Args:
         lines: those of handlers, as in :func:`runs_of`.

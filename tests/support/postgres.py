@@ -183,7 +183,7 @@ class PostgresServer:
     @contextmanager
     def without_its_standby(self) -> Iterator[None]:
         """Make every commit wait for a standby that never answers."""
-        self._set_standby("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+        self._set_standby("ALTER SYSTEM SET synchronous_standby_names = 'absent'")
         end = f"SELECT pg_terminate_backend(pid) {self.commits_that_wait('emit_message')}"
         commit: Future[Any] | None = None
         with ThreadPoolExecutor(1) as thread:

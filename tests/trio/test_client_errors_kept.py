@@ -210,7 +210,7 @@ async def test_a_deadline_in_the_body_of_an_executed_write(autojump_clock):
         assert (caught.value.status, caught.value.request_id) == (201, "rq1")
 
 
-async def test_a_read_whose_body_breaks_is_repeated_and_tells_the_status_at_last(autojump_clock):
+async def test_a_read_with_a_broken_body_is_retried_and_its_error_has_the_status(autojump_clock):
     async with client(lambda n: streamed(200, httpx.ReadError("reset"))) as calls:
         with pytest.raises(ConnectionFailedError, match="reset") as caught:
             await calls.orders.get("o")
@@ -316,7 +316,7 @@ async def test_a_stream_that_breaks_or_lies_ends_with_an_error_of_the_call(autoj
 # --- time ----------------------------------------------------------------------------------------
 
 
-async def test_a_call_takes_no_longer_than_its_attempts_need_though_nobody_set_a_deadline(
+async def test_a_call_without_a_deadline_takes_no_longer_than_its_attempts_need(
     autojump_clock,
 ):
     for status, most in [(429, 144), (503, 144)]:
@@ -498,7 +498,7 @@ def test_options_are_checked_where_they_are_made():
     assert json.dumps(str(CallOptions(access_token="s3cret"))).find("s3cret") < 0
 
 
-async def test_an_answer_that_takes_long_to_read_holds_nobody_up():
+async def test_a_slowly_parsed_answer_delays_no_other_task():
     """Nesting beyond the stack takes a second for each MiB: the others' turns come meanwhile."""
     # Python 3.14 bounds the nesting by the size of the stack: it reads tens of thousands of levels.
     deep = b"[" * 95_000 + b"]" * 95_000
@@ -522,7 +522,7 @@ async def test_an_answer_that_takes_long_to_read_holds_nobody_up():
 
 
 class Endless(httpx.AsyncByteStream):
-    """A body that goes on for ever."""
+    """A body without an end."""
 
     async def __aiter__(self):
         while True:

@@ -138,7 +138,7 @@ calls = st.builds(
 
 
 @given(calls, steps, st.sampled_from([0.0, 0.05, 0.4, 1.1, 3.0, math.inf]))
-def test_whatever_happens_who_is_sent_again_has_paid_and_nobody_else(asked, scripted, cancel_at):
+def test_every_repeated_attempt_was_paid_for_and_no_other(asked, scripted, cancel_at):
     layers, call, ended = play(asked, *scripted, cancel_at=cancel_at)
     sent = kinds(layers)
     assert sent.count(FIRST) <= 1

@@ -47,7 +47,7 @@ class Application:
         status, *more = answer if isinstance(answer, tuple) else (answer,)
         if 200 <= status < 300:
             self.taken.append(headers["webhook-id"])
-        return PostAnswer(status, {}, b"said so", *more)
+        return PostAnswer(status, {}, b"a reason", *more)
 
 
 REFUSED = NotSentError("[Errno 111] Connection refused")
@@ -176,7 +176,7 @@ async def test_500_of_one_event_uses_its_attempts_up_and_stops_no_other(autojump
     attempts = await bench.inbox.attempts("bad")
     assert [attempt.number for attempt in attempts] == [1, 2, 3, 4, 5, 6]
     assert attempts[0].error == "answered 500"
-    assert attempts[0].place == "answered 500: said so"
+    assert attempts[0].place == "answered 500: a reason"
     hints = [headers.get("sdk-will-retry-after") for _, name, headers in application.posts[:6]]
     assert hints == ["1", "2", "4", "8", "16", None]
     assert [headers["sdk-attempt"] for _, _, headers in application.posts[:6]] == list("123456")
@@ -205,7 +205,7 @@ async def test_failures_of_different_events_open_the_breaker_and_the_rest_wait(
         nursery.cancel_scope.cancel()
 
 
-async def test_410_pauses_the_route_until_somebody_resumes_it(autojump_clock, gateway):
+async def test_410_pauses_the_route_until_it_is_resumed(autojump_clock, gateway):
     application = Application(410)
     inbox = memory_inbox()
     bench = gateway(application, inbox=inbox)
@@ -234,7 +234,7 @@ async def test_410_pauses_the_route_until_somebody_resumes_it(autojump_clock, ga
 
 
 @pytest.mark.parametrize("at", [0.9, 1.3], ids=["before the look", "during the look"])
-async def test_a_look_that_overlaps_a_410_does_not_take_its_pause_back(
+async def test_a_poll_that_overlaps_a_410_does_not_undo_its_pause(
     autojump_clock, gateway, monkeypatch, caplog, at
 ):
     inbox = memory_inbox()
@@ -315,7 +315,7 @@ async def test_what_the_application_refuses_is_dead_after_three_attempts(
     assert bench.forwarder.handlers[0].breaker.state == "closed"
 
 
-async def test_a_slow_route_leaves_room_for_the_others(autojump_clock, gateway):
+async def test_a_slow_route_leaves_workers_to_the_others(autojump_clock, gateway):
     slow, quick = Application(seconds=10.0), Application()
     routes = [
         {"Url": "http://127.0.0.1:1/", "Types": ["order.paid"], "Concurrency": 2},
@@ -361,7 +361,7 @@ async def test_an_answer_is_kept_with_the_attempt_and_counted(autojump_clock, ga
         await bench.until(done=1)
         nursery.cancel_scope.cancel()
     (attempt,) = await bench.inbox.attempts("a")
-    assert (attempt.number, attempt.error, attempt.place) == (1, "", "answered 200: said so")
+    assert (attempt.number, attempt.error, attempt.place) == (1, "", "answered 200: a reason")
     samples = {
         (sample.name, *(value for _, value in sample.labels)): sample.value
         for sample in bench.forwarder.samples()

@@ -154,7 +154,7 @@ async def test_the_outcome_of_a_cancelled_run_is_kept_while_the_store_fails(
         bench.queue.close()
 
 
-async def test_a_stop_does_not_wait_for_the_outcome_of_a_cancelled_run_for_ever(autojump_clock):
+async def test_a_stop_waits_only_a_bounded_time_for_the_outcome_of_a_cancelled_run(autojump_clock):
     bench = bench_of(queued(hangs), Webhooks__Queue__HandlerTimeoutSeconds=5)
 
     async def finish(*arguments, **keywords):

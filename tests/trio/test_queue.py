@@ -495,7 +495,7 @@ async def test_a_failing_store_delays_the_outcome_but_does_not_lose_it(autojump_
     assert await states(bench) == {DeliveryState.DONE: 1}
 
 
-async def test_an_end_that_the_store_has_without_saying_so_does_not_end_the_next_run(
+async def test_an_unconfirmed_outcome_does_not_end_the_next_run(
     autojump_clock,
 ):
     """The commit is made and its answer lost; the retry begins before the end is repeated."""
@@ -727,8 +727,8 @@ async def after_ends(handler, *ids, ends=2):
 
 
 @pytest.mark.parametrize("lasts", [45, math.inf])
-async def test_a_suspect_that_gets_company_gets_none_of_the_other_suspects(autojump_clock, lasts):
-    """Should it end the process now, they are not to blame; and they are not kept for ever."""
+async def test_a_suspect_runs_beside_no_other_suspect(autojump_clock, lasts):
+    """If it ends the process now, they are not the cause; and they are not kept forever."""
     begun = {}
 
     async def handler(event):
@@ -862,7 +862,7 @@ async def test_what_becomes_due_without_a_sign_is_fetched_all_the_same(autojump_
         await nursery.start(bench.queue.run)
         await trio.sleep(1)
         await other.accept(arrival(webhook_id="a").delivery, leased=False)
-        # And one whose process stands still: an expired lease notifies no one.
+        # And one whose process is paused: an expired lease notifies no one.
         leased = arrival(webhook_id="b", now=bench.queue._clock())
         await other.accept(leased.delivery, leased=True)
         with trio.fail_after(2 * queue.TAKE_OVER_SECONDS + 75):
@@ -913,7 +913,7 @@ async def test_an_event_that_comes_back_does_not_run_beside_its_run_that_was_tak
 async def test_an_event_that_another_process_has_taken_over_is_not_run(
     autojump_clock, monkeypatch, caplog, noticed
 ):
-    """This process stood still for longer than a lease while an event waited in its memory."""
+    """This process was paused for longer than a lease while an event waited in its memory."""
     handled = []
     goes_on = trio.Event()
 

@@ -348,7 +348,7 @@ async def test_it_serves_only_http():
         await receiver({"type": "websocket"}, None, None)
 
 
-async def test_a_server_without_extensions_may_say_so(autojump_clock):
+async def test_a_server_may_declare_that_it_has_no_extensions(autojump_clock):
     async with running(registry(works)) as receiver:
 
         async def without(scope, receive, send):

@@ -1,4 +1,5 @@
-"""Who looks at the store for probes and metrics, how often, and what is said when it fails."""
+"""The observer that reads the store for probes and metrics: its interval, and its reports of
+failures."""
 
 import attrs
 import pytest
@@ -126,7 +127,7 @@ async def test_a_slow_write_alone_does_not_change_what_is_said(store, observer, 
         assert observer.check().ok
 
 
-async def test_a_fault_is_told_at_once_and_forgotten_once_it_is_over(
+async def test_a_fault_is_reported_at_once_and_forgotten_once_it_is_over(
     store, observer, autojump_clock
 ):
     await observer.wait_for_check()

@@ -40,7 +40,7 @@ def test_what_a_channel_sends_is_in_every_template() -> None:
     assert list(TRANSITIONS) == [str(transition) for transition in Transition]
 
 
-def test_the_page_has_a_row_for_every_channel_that_says_whether_it_may_send_twice() -> None:
+def test_the_page_has_a_row_for_every_channel_and_whether_it_may_send_twice() -> None:
     page = Path(__file__).parents[2] / "docs" / "how-to" / "notify-site-managers.md"
     rows = [
         line.split("|")[1:] for line in page.read_text("utf-8").splitlines() if line[:3] == "| `"

@@ -196,7 +196,7 @@ def test_without_an_inbox_it_is_an_error_and_none_is_made(command_line, words):
     assert os.listdir(command_line.directory) == []
 
 
-def test_a_directory_of_another_user_is_told_with_what_to_do(command_line, monkeypatch):
+def test_a_directory_of_another_user_is_reported_with_the_remedy(command_line, monkeypatch):
     command_line.seed(("a", DONE))
     look = Path.stat
 
@@ -460,7 +460,7 @@ async def test_tail_reports_arrivals_ends_and_replays_once(tmp_path):
         await writer.start("one", now=4.0)
         await writer.finish("one", Dead("no"), now=5.0)
         assert await seen() == [("one", "dead")]
-        # As fast as that: put back, run, and dead again between two looks.
+        # Requeued, run, and dead again between two polls.
         await writer.replay(["one"])
         await writer.start("one", now=6.0)
         await writer.finish("one", Dead("no"), now=7.0)
@@ -509,8 +509,8 @@ def test_events_of_one_tenant_are_listed_and_replayed(command_line):
     assert ids(*parked, "--dry-run") == ["msg_0"]
     assert ids(*parked) == ["msg_0"]
     assert ids("list", "--state", "parked") == ["msg_2", "msg_1"]
-    unknown = command_line("events", "list", "--tenant", "nobody")
-    assert (unknown.status, "there is no tenant 'nobody'" in unknown.err) == (1, True)
+    unknown = command_line("events", "list", "--tenant", "unknown")
+    assert (unknown.status, "there is no tenant 'unknown'" in unknown.err) == (1, True)
     both = command_line("events", "replay", "msg_1", "--tenant", "acme")
     assert (both.status, "--tenant" in both.err) == (2, True)
 

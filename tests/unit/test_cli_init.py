@@ -69,7 +69,7 @@ def test_no_file_is_written_through_a_planted_link(command_line, name):
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="gives a link away")
 def test_no_private_file_is_copied_from_a_planted_link(command_line):
-    """The copy, ``.gitignore``, can be read by everybody."""
+    """The copy, ``.gitignore``, can be read by all users."""
     victim = command_line.directory / "victim"
     victim.write_text("precious\n")
     victim.chmod(0o600)

@@ -269,7 +269,7 @@ def test_fields_add_to_a_body_that_is_a_mapping() -> None:
 # --- options -------------------------------------------------------------------------------------
 
 
-def test_an_operation_known_to_be_harmless_says_so_and_the_caller_wins() -> None:
+def test_an_operation_declared_harmless_may_be_repeated_and_the_caller_overrides_it() -> None:
     row = operation("POST /introspect", OperationAnswer.RECORD, idempotent=True)
     assert prepare(row).options.idempotent is True
     assert prepare(row, options=CallOptions(idempotent=False)).options.idempotent is False

@@ -149,7 +149,7 @@ def test_a_name_that_neither_the_answer_nor_its_model_has_is_no_field() -> None:
     with pytest.raises(AttributeError, match="'trial_start'"):
         _ = order.trial_start  # of a subscription
     with pytest.raises(AttributeError, match="'amount'"):
-        _ = order.metadata.amount  # whoever filled it chose its names
+        _ = order.metadata.amount  # its author chose the names
     assert order.items[0].amount is None
     with pytest.raises(AttributeError):
         _ = order.items[0].customer

@@ -68,9 +68,9 @@ def decode(raw: bytes, **arguments: Any) -> tuple[Event[Any], list[Drift]]:
     for outline in outlines:
         if outline is not None:
             assert subject_of(outline) == subject_of(envelope)
-            again, told = decode_from(outline, raw, **arguments)
+            again, reported = decode_from(outline, raw, **arguments)
             assert type(again) is type(event)
-            assert (again, told) == (event, drifts)
+            assert (again, reported) == (event, drifts)
             assert getattr(again.data, "extra", None) == getattr(event.data, "extra", None)
     return event, drifts
 

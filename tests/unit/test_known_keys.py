@@ -10,7 +10,7 @@ HASHES = st.integers(-(2**63), 2**63 - 1)
 
 
 @given(st.lists(HASHES), st.lists(HASHES))
-def test_what_was_added_may_be_held_for_ever(first, later):
+def test_added_keys_may_be_reported_forever(first, later):
     keys = KnownKeys()
     added = set()
     for hashed in (*first, *later):

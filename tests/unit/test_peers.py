@@ -63,11 +63,11 @@ class TestDirectPeers:
         assert origin(*lines, peer=ATTACKER, scheme="https") == RequestOrigin(ATTACKER, secure=True)
 
     def test_by_default_no_peer_is_trusted_not_even_this_machine(self) -> None:
-        nobody = TrustedProxies([])
+        none_trusted = TrustedProxies([])
         for peer in ("127.0.0.1", "::1", None, ""):
-            assert origin(xff(CLIENT), proto("https"), peer=peer, proxies=nobody) == RequestOrigin(
-                peer or None, secure=False
-            )
+            assert origin(
+                xff(CLIENT), proto("https"), peer=peer, proxies=none_trusted
+            ) == RequestOrigin(peer or None, secure=False)
 
 
 class TestXForwarded:
@@ -89,7 +89,7 @@ class TestXForwarded:
             (f"{CLIENT}, {INNER}", "https", RequestOrigin(CLIENT, True)),
             (f"{CLIENT}, {INNER}", "http", RequestOrigin(CLIENT, False)),
             (f"{ATTACKER}, {CLIENT}, {INNER}", "https, http, http", RequestOrigin(CLIENT, False)),
-            # Three proxies and two entries: nobody knows which of them added which.
+            # Three proxies and two entries: it is unknown which proxy added which entry.
             (f"{CLIENT}, {INNER}, 10.0.0.3", "https, http", RequestOrigin(CLIENT, False)),
             (f"{CLIENT}, {INNER}, 10.0.0.3", "https, https", RequestOrigin(CLIENT, True)),
             # A sender inside the trusted network.
@@ -329,7 +329,7 @@ class TestAnyHeaders:
 
 
 class TestAllowedSources:
-    def test_without_ranges_everybody_may(self) -> None:
+    def test_without_ranges_every_address_is_allowed(self) -> None:
         for address in (CLIENT, None, "testclient"):
             assert AllowedSources([]).allows(address)
 

@@ -34,7 +34,7 @@ def health(state):
         (Overseen(health(HealthState.DISABLED)), False),
     ],
 )
-def test_a_replica_that_is_not_in_step_is_worth_a_look_and_no_more(overseen, degraded):
+def test_a_lagging_replica_is_a_warning_only(overseen, degraded):
     check = check_replication(overseen)
     assert (check.name, check.ok, check.degraded) == ("replication", True, degraded)
     assert check.detail

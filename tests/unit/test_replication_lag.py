@@ -65,7 +65,7 @@ def test_a_replicator_that_reads_nothing_any_more_falls_behind():
     assert book.delay(A, 70.0, unanswered=False) == 50
 
 
-def test_one_look_does_not_show_that_the_replicator_goes_on_reading():
+def test_one_observation_does_not_show_that_the_replicator_keeps_reading():
     book = LagBook()
     stuck = {A: DatabaseMetrics(5, 7)}
     book.note(stuck, 10.0)
@@ -129,7 +129,7 @@ class Replicating(RuleBasedStateMachine):
         self.held = min(self.held + 1, len(self.read))
 
     @rule(keeps_what_waits=st.booleans())
-    def somebody_looks(self, keeps_what_waits):
+    def observe(self, keeps_what_waits):
         self.book.note({A: DatabaseMetrics(len(self.read), self.syncs)}, self.now)
         if self.book.due([A], 1):
             waiting = self.read[self.held : self.held + 1]

@@ -84,7 +84,7 @@ def result(tenant_id, problem=None):
     return Verification(tenant_id=tenant_id, identifier=tenant_id, verified_at=1.0, problem=problem)
 
 
-def test_a_run_tells_how_many_replicas_it_has_verified():
+def test_a_run_counts_the_replicas_it_has_verified():
     skipped = attrs.evolve(result("c"), skipped="it has no database yet")
     state = VerificationState().after_run([result("a"), result("b", "it lags"), skipped], now=1.0)
     assert state.verified == 1
@@ -92,8 +92,8 @@ def test_a_run_tells_how_many_replicas_it_has_verified():
     assert state.after_run([], now=2.0).verified == 0
     assert state_from_text('{"ran_at": 1.0}').verified is None
     # Its failure was put right, and shown to be: that is one replica, and not "nothing to verify".
-    mended = state.after_run([result("a", "it lags")], now=2.0).after_one(result("a"))
-    assert (mended.failed, mended.verified) == ({}, 1)
+    repaired = state.after_run([result("a", "it lags")], now=2.0).after_one(result("a"))
+    assert (repaired.failed, repaired.verified) == ({}, 1)
     assert state.after_run([], now=2.0).after_one(result("new")).verified == 1
     assert state.after_run([], now=2.0).after_one(skipped).verified == 0
 

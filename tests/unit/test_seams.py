@@ -207,7 +207,7 @@ def _named(tree):
     called = {
         node.func
         for node in ast.walk(tree)
-        # A socket that is made of a descriptor was opened by somebody else.
+        # A socket made from a descriptor was opened elsewhere.
         if isinstance(node, ast.Call) and not any(each.arg == "fileno" for each in node.keywords)
     }
     for node in ast.walk(tree):

@@ -1,4 +1,4 @@
-"""The verdict on deliveries: what passes, what does not, and what the operator is told."""
+"""The verdict on deliveries: what passes, what does not, and what the operator reads in the log."""
 
 import base64
 import math
