@@ -169,7 +169,7 @@ class EventPause(msgspec.Struct, frozen=True):
 #: The prefix of the groups of paused events; no other group begins with it.
 PAUSED = "pause:"
 
-#: The first text after all that begin with it.
+#: The first text after all texts with this prefix.
 AFTER_PAUSED = "pause;"
 
 
@@ -207,7 +207,8 @@ class ClaimLimits(msgspec.Struct, frozen=True):
     reads_bodies: bool = False
 
 
-#: The limits of a process without pauses and policies, which lets go of what others have held.
+#: The limits of a process without pauses and policies, which releases events that other processes
+#: have held.
 NO_LIMITS = ClaimLimits(lambda _type, _raw: None, {}, frozenset(), 0)
 
 

@@ -94,7 +94,7 @@ class WatchedRuntime(Protocol):
 
 
 class UpstreamWatch:
-    """The last answer to a question for the webhook endpoints.
+    """The last result of listing the webhook endpoints.
 
     Args:
         options: ``Sdk:Webhooks``, which say which endpoints are this receiver's.
@@ -104,7 +104,7 @@ class UpstreamWatch:
         self._options = options
         #: The number of disabled endpoints of this receiver; None: not known.
         self.disabled: int | None = None
-        #: Whether the last question was answered; None: none was asked.
+        #: Whether the last request was answered; None: there was none.
         self.answers: bool | None = None
 
     def watched(self, upstream: Upstream) -> Upstream:

@@ -54,7 +54,7 @@ def test_nothing_acknowledged_is_lost_in_start_load_drain_and_by_a_killed_thread
             more()
             server.ask("GET", "/kill")
             wait_until(lambda: server.hello() is False, server.log)
-            # The application goes on; only deliveries are refused.
+            # The application continues; only deliveries are refused.
             assert server.deliver("order.paid", "after") == 503
             wait_until(lambda: "runtime.thread_ended" in server.log(), server.log)
             server.stop()

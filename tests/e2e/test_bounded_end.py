@@ -1,4 +1,4 @@
-"""TERM ends a daemon in its time, whatever handlers do; signals of the first moment are kept."""
+"""TERM ends a daemon in bounded time, whatever handlers do; early signals are not lost."""
 
 import os
 import signal
@@ -29,7 +29,7 @@ def is_set(process, mask, number):
     return int(bits, 16) >> (number - 1) & 1
 
 
-# The three that let the loop go on are ended together: each end takes the whole limit.
+# The three that do not block the loop are tested together, because each end takes the whole limit.
 @pytest.mark.parametrize("kinds", [["thread", "shield", "swallow"], ["block"]], ids="-".join)
 def test_what_no_cancellation_ends_is_named_left_behind_and_run_again(daemon, kinds):
     ids = [f"{kind}-late" for kind in kinds]
@@ -221,7 +221,7 @@ def test_int_in_the_first_moment_of_a_start_leaves_no_traceback(daemon):
         assert "Traceback" not in daemon.log()
 
 
-#: What is raised while an object is finalised is printed and forgotten by Python.
+#: Python prints and ignores exceptions raised while an object is finalised.
 FINALISED = """
 import pathlib, time
 

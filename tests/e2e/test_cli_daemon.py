@@ -119,7 +119,7 @@ def test_dev_then_trigger_then_list_shows_the_event_done(workplace):
     printed = workplace.wait_for("Ctrl-C")
     out, _ = workplace.printed()
 
-    # What it prints can be done, word for word.
+    # The printed commands work, word for word.
     lines = dict(re.split(r"  +", line, maxsplit=1) for line in out.splitlines())
     words = lines["send an event"].split(" -m sdk_trio ")[1].split()
     triggered = workplace.run(*words, "--format", "json")
@@ -312,7 +312,7 @@ def test_commands_beside_a_running_daemon(workplace):
 
     tail = workplace.start("events", "tail", "--format", "json")
     workplace.wait_for("waiting for changes", 1)
-    # The daemon notices what a command has put back, and runs it: it fails again.
+    # The daemon notices events that a command replayed, and runs them: they fail again.
     replayed = workplace.run("events", "replay", "--state", "dead")
     assert failed["webhook_id"] in replayed.stdout
     workplace.wait_for('"state": "dead"', 1)

@@ -1,4 +1,4 @@
-"""The console in a real browser, beside a running program: what an operator sees and does."""
+"""The console in a real browser, beside a running program, as an operator uses it."""
 
 import base64
 import json
@@ -113,7 +113,7 @@ async def views(page):
 
 
 async def violations(page):
-    """What axe-core finds that people with a screen reader or weak eyes would run into."""
+    """Return the accessibility problems that axe-core finds."""
     rules = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
     options = json.dumps({"resultTypes": ["violations"], "runOnly": rules})
     return await page.evaluate(f"""axe.run(document, {options}).then((found) =>
@@ -337,7 +337,7 @@ async def test_a_suspended_tenant_appears_in_the_audit_trail_and_the_messages(ad
         await page.click("button", "Suspend")
         await page.write("dialog input[name=reason]", "unpaid invoice 4711")
         await page.click("dialog button.strong", "Suspend")
-        # What the program refuses is said where it was asked, and not lost.
+        # A refusal of the program is shown where the action was started.
         await page.see("email is not verified; verify it", "document.querySelector('dialog')")
         page.errors.clear()
         await page.click("dialog input[name=bypass]")
@@ -538,14 +538,14 @@ async def test_a_paused_page_reads_nothing(address):
         await console.view("deliveries")
         await page.press("p")
         await page.until("document.querySelector('.live-paused')")
-        # What was asked before the pause is still answered, and perhaps asked once more.
+        # Requests from before the pause are still answered, and perhaps repeated once.
         (before,) = await page.until("""(() => {
             const before = window.asked;
             const rests = () => window.pending === 0 && window.asked === before && [before];
             return rests() && new Promise((then) => setTimeout(() => then(rests()), 500));
         })()""")
         await console.program.app.deliver("order.paid", webhook_id="unseen")
-        # Twice the time in which a page that goes on would have asked.
+        # Twice the time in which a page that is not paused would have sent a request.
         await page.evaluate("new Promise((then) => setTimeout(then, 2000))")
         assert await page.evaluate("window.asked") == before
         await page.press("p")
@@ -597,7 +597,7 @@ async def test_a_list_that_is_longer_than_browsers_draw_ends_with_a_word(address
         await page.press("End")
         last = "document.querySelector('.row.chosen a')"
         assert await page.until(f"{last}?.hash") == "#/deliveries/399999"
-        # It is in sight, and the list goes on with nothing.
+        # It is visible, and nothing follows it in the list.
         await page.until(f"""(() => {{
             const box = {last}.getBoundingClientRect();
             return {last}.contains(document.elementFromPoint(box.x + 5, box.y + 5));

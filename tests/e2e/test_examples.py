@@ -1,4 +1,4 @@
-"""The examples do what their first lines say, as programs of their own."""
+"""The examples do what their first lines describe, run as separate programs."""
 
 import ast
 import os

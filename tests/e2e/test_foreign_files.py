@@ -19,7 +19,7 @@ import pytest
 from support.daemon import Place
 from support.waiting import PATIENCE_SECONDS
 
-#: Others are imitated by giving files away, which root alone can.
+#: Tests change the owner of files to imitate other users, which only root can do.
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user: needs root")
 
 OTHER_USER = pwd.getpwnam("nobody").pw_uid

@@ -10,7 +10,7 @@ resource = pytest.importorskip("resource")
 
 
 async def test_a_full_disk_makes_the_daemon_unready_until_there_is_space(tmp_path):
-    """What is left would take a smaller record: that must not pass for a store that works."""
+    """The remaining space would fit a smaller record: the store must not count as working."""
     with service_manager(tmp_path) as manager:
         manager.settings |= {"Admin:Enabled": "true", "Admin:Bind": "127.0.0.1:0"}
         daemon = manager.start()

@@ -1,4 +1,4 @@
-"""Commands of how-to pages, word for word, in a directory of their own."""
+"""Commands of how-to pages, word for word, in a separate directory."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""The promise itself: what was answered 200 is handled, whatever happens to the process."""
+"""The main promise: events answered 200 are handled, whatever happens to the process."""
 
 import collections
 import os

@@ -1,4 +1,4 @@
-"""A daemon whose store is taken away under it: what is answered 200 is found by a restart."""
+"""A daemon whose store is removed while it runs: a restart finds every event answered 200."""
 
 import contextlib
 import json

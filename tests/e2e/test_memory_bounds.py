@@ -1,4 +1,4 @@
-"""What a daemon's memory grows by, seen from outside: by bounds, never by what comes in."""
+"""The growth of a daemon's memory, seen from outside: it is bounded, whatever senders send."""
 
 import sys
 from contextlib import suppress

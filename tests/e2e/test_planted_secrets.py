@@ -67,7 +67,7 @@ SECRETS = {
 
 ACME = {"customer": {"organization_id": "org_acme"}}
 
-#: What is in payloads: `events show` prints it, and nothing else does.
+#: Contents of payloads: only `events show` prints them.
 PAYLOAD = "PLANTED-payload"
 
 #: Whom messages go to: commands show it that are asked about a tenant or a message, and the store
@@ -79,7 +79,7 @@ TEXT, REASON = "text-for-{TenantIdentifier}-PLANTED", "PLANTED-reason"
 
 KINDS = ("good", "refused", "lost")
 
-#: What handlers say in exceptions of their own: the log and the inbox have it, for operators.
+#: Texts of handlers' own exceptions: the log and the inbox have them, for operators.
 SAID = "said-by-the-handler"
 
 APPLICATION = f"""

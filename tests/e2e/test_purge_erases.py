@@ -1,4 +1,4 @@
-"""What is deleted is in no file any more, by ``tenant purge`` or retention, while daemons run."""
+"""Data deleted by ``tenant purge`` or retention is in no file any more, while daemons run."""
 
 import itertools
 import json
@@ -22,7 +22,7 @@ from support.waiting import wait_until
 
 from sdk_trio.testing import sign_delivery
 
-#: What is personal about the tenant: in bodies, database, name, address, reasons, errors.
+#: Personal data of the tenant: in bodies, database, name, address, reasons, errors.
 MARK = "Quillfeather-59131"
 
 APPLICATION = f"""

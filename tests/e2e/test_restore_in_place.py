@@ -1,4 +1,4 @@
-"""A tenant's database is restored under a daemon that runs: what is acknowledged is in the file."""
+"""A tenant's database is restored while a daemon runs: all acknowledged data is in the file."""
 
 import contextlib
 import json
@@ -125,7 +125,7 @@ class Live:
         return any(each.path == path and each.last_sync_at for each in listed)
 
     def bodies(self) -> list[str]:
-        """What handlers have written, in the file that is there."""
+        """Return the rows that handlers have written into the current file."""
         return [body for _, body, _ in self.host.rows("acme") if body.startswith("msg_")]
 
     def deleted_files(self) -> list[str]:

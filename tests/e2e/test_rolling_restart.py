@@ -1,4 +1,4 @@
-"""Restarts under load: no connection is refused, and what was answered 200 has run."""
+"""Restarts under load: no connection is refused, and all events answered 200 have run."""
 
 import os
 import socket

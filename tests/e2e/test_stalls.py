@@ -1,4 +1,4 @@
-"""Stalls of the store and of processes under load: what was answered 200 is run, without a restart.
+"""Stalls of the store and of processes under load: events answered 200 run, without a restart.
 
 These are the short forms of ``tests/stalls.py``, which measures as well.
 """
@@ -13,7 +13,7 @@ from stalls import Options, experiment
 SECONDS = 6.0
 
 
-# Once, or twice where a second stall meets what the first one has left behind.
+# Once, or twice if a second stall meets the consequences of the first one.
 @pytest.mark.parametrize(
     ("store", "processes", "kind", "times"),
     [

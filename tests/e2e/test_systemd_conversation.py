@@ -1,4 +1,4 @@
-"""What the daemon says to the service manager, and when: recorded on a real socket."""
+"""The daemon's messages to the service manager, and their times: recorded on a real socket."""
 
 import re
 import signal

@@ -1,4 +1,4 @@
-"""Two tenants with secrets of their own on one daemon, as their senders and the operator see it."""
+"""Two tenants with their own secrets on one daemon, as their senders and the operator see it."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""An inline run that does not wait for its claim: what is left wherever process or disk fail.
+"""An inline run that does not wait for its claim: the state after failures of process or disk.
 
 docs/adr/0047-unawaited-claims.md names the points; each is one test here, or one of
 test_process_deaths (the first moment of the handler) and test_power_cut (a handler at work).
@@ -90,7 +90,7 @@ def test_an_end_is_counted_once_however_often_the_process_starts_before_the_rede
 
 
 def test_a_kill_between_write_and_sync_leaves_the_run_recorded(daemon, faults):
-    """What was written is in the page cache, which only the machine's death takes."""
+    """Written data is in the page cache, which only a crash of the machine loses."""
     with running(daemon):
         wait_until_unawaited(daemon)
         die_with(

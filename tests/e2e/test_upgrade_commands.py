@@ -1,4 +1,4 @@
-"""``upgrade`` and ``tenant purge`` as they are typed."""
+"""``upgrade`` and ``tenant purge`` as commands."""
 
 import json
 import logging

@@ -79,7 +79,7 @@ SELECT setval('arrival_key_sequence_seq', {last})
 def add_days(
     server: PostgresServer, database: str, days: int, rows: int, now: float, words: int = 4
 ) -> None:
-    """Add that many days, each with so many done deliveries, and one that begins ``now``.
+    """Add ``days`` days with done deliveries, and a day that begins ``now``.
 
     The first day of the store stays empty.
     """

@@ -34,7 +34,7 @@ from .waiting import PATIENCE_SECONDS, wait_until
 
 @attrs.define
 class Ended:
-    """How a command ended, and what it printed."""
+    """The exit status of a command, and its output."""
 
     status: int
     out: str

@@ -1,4 +1,4 @@
-"""Nothing of an answer is thrown away: what ends a call carries the last answer that it got."""
+"""No answer is discarded: the error that ends a call carries the last answer."""
 
 import copy
 import gzip

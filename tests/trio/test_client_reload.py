@@ -22,7 +22,7 @@ def limited(per_minute, **changes):
 
 
 class Upstream(httpx.AsyncBaseTransport):
-    """Answers with ``status`` and notes when each request came, and what it carried."""
+    """Answers with ``status``, and records the time and the content of each request."""
 
     def __init__(self, status=200):
         self.status = status

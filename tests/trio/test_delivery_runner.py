@@ -328,7 +328,7 @@ async def test_a_delivery_whose_outcome_could_not_be_kept_can_be_delivered_again
 
 
 class FailingInbox:
-    """An inbox whose ``finish`` fails until :attr:`works`; the rest is as it is."""
+    """An inbox whose ``finish`` fails until :attr:`works`; all other methods are unchanged."""
 
     def __init__(self, inbox):
         self._inbox = inbox
@@ -486,7 +486,7 @@ async def test_secrets_that_a_handler_quotes_are_masked_also_those_replaced_by_a
     bench.runner.invocations.mask(settings(Webhooks__Secret=f"v1,{changed}"))
     await bench.runner.inline.run(arrival(webhook_id="m2"), bench.handler())
     errors = [(await bench.inbox.get(name)).last_error for name in ("m1", "m2")]
-    # What is too short to be a secret would only garble messages.
+    # Masking texts that are too short to be secrets would only garble messages.
     assert errors == [
         f"ValueError: ******** and {changed}, code tok",
         "ValueError: ******** and ********, code tok",

@@ -1,4 +1,4 @@
-"""Forwarding on a virtual clock: what waits while an application is away, and what it costs."""
+"""Forwarding on a virtual clock: waiting events of an unavailable application, and their cost."""
 
 from collections import Counter
 
@@ -24,7 +24,7 @@ DONE, DEAD, RETRYING = DeliveryState.DONE, DeliveryState.DEAD, DeliveryState.RET
 
 
 class Application:
-    """Stands in for the network: a real minute would be a minute of the suite."""
+    """Replaces the network: a real minute would take a minute of the suite."""
 
     def __init__(self, answer=200, seconds=0.0):
         self.answer = answer

@@ -1,4 +1,4 @@
-"""What the pump makes of each outcome, with a clock of its own and a store in memory."""
+"""The pump's reaction to each outcome, with a simulated clock and a store in memory."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -33,7 +33,7 @@ TERMS = {"lease_seconds": 75.0, "dedup_seconds": 100.0, "payload_seconds": 40.0}
 EPOCH = 1_800_000_000.0
 
 
-#: What the wall clock is ahead of the loop's: days pass at once where nothing is to happen in them.
+#: The difference between the wall clock and the loop's clock: days without events pass at once.
 AHEAD = [0.0]
 
 

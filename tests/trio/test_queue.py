@@ -237,7 +237,7 @@ async def test_cancelled_workers_release_and_the_next_owner_runs_everything_once
             await trio.sleep_forever()
     assert (await states(bench)).keys() <= {DeliveryState.RECEIVED, DeliveryState.RETRYING}
 
-    # What was in the channel keeps its lease: a restarted process would take it away.
+    # Events in the channel keep their leases: a restarted process would take them away.
     await inbox.release([f"m{number}" for number in range(10)])
     again = Bench.of(queued(quick), inbox)
     async with trio.open_nursery() as nursery:
@@ -297,7 +297,7 @@ async def test_a_retrying_event_can_be_replayed_at_once(autojump_clock):
 
 
 class SetClock:
-    """A wall clock that can be set while the loop's own goes on."""
+    """A wall clock that can be set while the loop's clock continues."""
 
     def __init__(self):
         self.ahead = 0.0
@@ -682,7 +682,7 @@ async def test_a_backlog_larger_than_the_queue_goes_first_and_new_events_wait_th
     async with trio.open_nursery() as nursery:
         await nursery.start(bench.queue.run)
         await trio.testing.wait_all_tasks_blocked()
-        # The queue is full of what is older: a new event is refused, not let in before it.
+        # The queue is full of older events: a new event is refused, and does not overtake them.
         assert (await bench.queue.accept(arrival(webhook_id="new"))).status == 503
         await trio.sleep(60)
         assert (await bench.queue.accept(arrival(webhook_id="new"))).status == 200
@@ -843,7 +843,7 @@ async def test_a_lane_goes_on_behind_an_event_that_an_abandoned_call_has_leased(
 
 
 async def test_what_becomes_due_without_a_sign_is_fetched_all_the_same(autojump_clock, monkeypatch):
-    """Every notification has a poll behind it, of which it only shortens the wait."""
+    """A notification only shortens the wait for the next poll."""
     handled = []
 
     async def handle(event):

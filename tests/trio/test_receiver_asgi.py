@@ -336,7 +336,7 @@ async def test_before_its_start_and_after_its_end_deliveries_are_503(autojump_cl
         await receiver.drain()
         assert not receiver.ready
     assert await status() == (503, True)
-    # What is not authentic learns nothing of the state.
+    # An unauthentic sender learns nothing about the state.
     assert (await ask(receiver, b"{}")).status == 400
     with pytest.raises(NotRunningError):
         _ = receiver.store

@@ -261,7 +261,7 @@ async def test_each_line_of_each_source_is_a_secret_and_none_is_shown(tmp_path: 
 
 
 class ReloadableClient(FakeClient):
-    """As the real one: takes new settings in its place."""
+    """Like the real client: takes new settings without being replaced."""
 
     retries: int | None = None
 

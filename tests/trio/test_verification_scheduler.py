@@ -1,4 +1,4 @@
-"""When replicas are verified by themselves, and what is known of it meanwhile."""
+"""The scheduled verification of replicas, and the state between two runs."""
 
 import attrs
 import pytest

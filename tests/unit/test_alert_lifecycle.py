@@ -1,4 +1,4 @@
-"""Opening, closing and announcing of alerts, whatever a condition does."""
+"""Opening, closing and announcing alerts, for any course of a condition."""
 
 from collections.abc import Sequence
 

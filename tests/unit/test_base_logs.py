@@ -54,7 +54,7 @@ def test_a_store_retried_each_second_is_logged_at_growing_intervals(caplog):
             outage.fail(1)
             log.store_unavailable(OSError("away"), retry_in=1.0)
             clock.now += 1.0
-        # What is not asked again by itself happens once, and is never left out.
+        # A failure without an automatic retry is logged each time.
         log.store_unavailable(OSError("away"), ids=["a"])
         outage.end()
         outage.end()
@@ -156,7 +156,7 @@ def test_lines_are_broken_between_words_alone(fields, width):
     text = render_terminal({**head, **fields}, colors=False, width=width)
     lines = text.split("\n")
     for line in lines[1:]:
-        # What is longer than its line is one word.
+        # Only a single word is longer than its line.
         assert len(line) <= max(width, 30) or " " not in line.strip()
     # A sender's text cannot begin a line that looks like another event.
     assert all(line.startswith(" " * 10) for line in lines[1:])

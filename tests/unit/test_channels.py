@@ -1,4 +1,4 @@
-"""The channels of notifications: what is declared once is there wherever a channel has to be."""
+"""The channels of notifications: a declared channel is present wherever it is needed."""
 
 from pathlib import Path
 

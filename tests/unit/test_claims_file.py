@@ -1,4 +1,4 @@
-"""The claims file: what a process that ended has left in it, whatever has become of it since."""
+"""The claims file: the runs that an ended process has left in it, even if it was damaged since."""
 
 import logging
 
@@ -106,7 +106,7 @@ def test_a_torn_or_changed_slot_is_passed_over(tmp_path_factory, cut, place, byt
     path.write_bytes(content)
     found = keys_in(path)
     assert "whole" in found
-    # What stands behind the key says nothing, and the byte may be the one that was cut off.
+    # The bytes after the key have no meaning, and may be cut off.
     changed = (cut < 20 or place < 20) and bytes(content) != whole
     assert found == ["whole"] or (not changed and found == ["whole", "torn"])
 

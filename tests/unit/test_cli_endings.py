@@ -1,4 +1,4 @@
-"""How commands end: statuses, messages, and what is not shown."""
+"""Exit statuses and messages of commands, and secrets that they do not show."""
 
 import inspect
 import json

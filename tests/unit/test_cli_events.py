@@ -529,7 +529,7 @@ def test_types_are_those_of_the_catalogue_with_their_classes(command_line):
 
 @pytest.fixture
 def catcher():
-    """A server that notes what is posted to it, and answers by the path."""
+    """A server that records the requests posted to it, and answers by the path."""
     posted = []
 
     class Catcher(BaseHTTPRequestHandler):

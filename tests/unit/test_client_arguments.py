@@ -1,4 +1,4 @@
-"""Arguments of operations: what becomes path, query and body, and what is refused."""
+"""Arguments of operations: their place in path, query and body, and refused ones."""
 
 import enum
 import inspect

@@ -224,8 +224,8 @@ class BreakerMachine(RuleBasedStateMachine):
 
     Reports name incidents, often the same one.
 
-    The model holds the story since the last change of state as a list, and asks of it what the
-    specification says; the breaker keeps only what it needs.
+    The model keeps all reports since the last change of state in a list, and applies the
+    specification to the list.
     """
 
     THRESHOLD, SAMPLING, BREAK = 3, 30.0, 15.0

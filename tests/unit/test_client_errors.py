@@ -1,4 +1,4 @@
-"""What errors of a call say, and what they never say."""
+"""The messages of a call's errors, and the secrets that they never contain."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""The parser of HTTP/1.1 answers: the same whatever way the bytes arrive, and no surprises."""
+"""The parser of HTTP/1.1 answers: the same result for any split of the bytes."""
 
 import pytest
 from hypothesis import given
@@ -18,7 +18,8 @@ VALUES = st.from_regex(rb"\A([!-~]([ -~]{0,30}[!-~])?)?\Z")
 
 @st.composite
 def answers(draw):
-    """Draw an answer's bytes, and what is in them: status, headers, body, whether it is kept."""
+    """Draw an answer's bytes, with its status, headers and body, and whether the connection is
+    kept."""
     status = draw(st.integers(200, 599))
     headers = draw(st.lists(st.tuples(NAMES, VALUES), max_size=5))
     body = b"" if status in (204, 304) else draw(st.binary(max_size=200))

@@ -213,7 +213,7 @@ def test_an_incident_is_paid_for_once_and_the_next_one_only_later():
     assert [budget.withdraw(first) for _ in range(50)] == [1.0] + [0.0] * 49
     budget.refund(0.0)
     assert budget.balance == policy.reserve - 1
-    # What follows at once is an outage, and each retry costs.
+    # Further failures follow at once: that is an outage, and each retry costs.
     assert [budget.withdraw(second) for _ in range(50)] == [1.0] * 19 + [None] * 31
     clock.now += policy.incident_seconds
     assert [budget.withdraw(third) for _ in range(3)] == [1.0, 0.0, 0.0]

@@ -1,4 +1,4 @@
-"""Pages: what is read of an answer, and which page comes next."""
+"""Pages: reading an answer, and the number of the next page."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Records lose nothing of what the upstream answered, and show nothing that is secret."""
+"""Records keep the whole answer of the upstream, and their repr shows no secret."""
 
 import copy
 import pickle
@@ -64,7 +64,7 @@ def test_times_of_the_model_are_aware_as_in_events() -> None:
     assert order.created_at == order["created_at"] == noon
     assert order.customer.created_at == noon.replace(hour=10, microsecond=500_000)
     assert order.modified_at is None
-    # What is no time, or belongs to the application, stays as it was sent.
+    # Invalid times, and fields of the application, stay as sent.
     assert order.customer.deleted_at == "soon"
     assert order.next_payment_attempt_at == "\ud83d"
     assert order.metadata.created_at == "2026-04-01T12:00:00Z"

@@ -89,7 +89,7 @@ GOOD: list[dict[str, Any]] = [
     {f"{UPGRADE}:LiteralDefaultTenantSlug": "a-b--c-9"},
     {f"{UPGRADE}:LiteralDefaultTenantSlug": "", f"{UPGRADE}:LiteralDefaultTenantName": "",
      f"{UPGRADE}:DefaultTenantStrategy": "HostSupplied"},
-    # What is switched off is not looked at.
+    # Disabled sections are not checked.
     {f"{REPLICATION}:SyncIntervalSeconds": 0, f"{REPLICATION}:ReplicaTargetType": "Sftp"},
     {f"{NOTIFICATIONS}:EnabledChannels:Sms": True, f"{NOTIFICATIONS}:Webhook:TimeoutSeconds": 0},
     {**OBJECT_STORE, f"{REPLICATION}:Sftp:Port": 0},

@@ -178,7 +178,7 @@ SMALL_ORDER = [
 
 @given(st.binary(min_size=32, max_size=32))
 def test_a_public_key_is_identified_by_its_point(seed: bytes) -> None:
-    """What an independent library makes is a key; the curve's equation is its own, too."""
+    """Compare keys with those of an independent library, which has its own curve arithmetic."""
     key = raw_public_key(seed)
     assert is_public_key(key)
     assert not is_forgeable(key)

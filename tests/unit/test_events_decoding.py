@@ -1,4 +1,4 @@
-"""From bytes to events: hostile bodies, drift, and what is kept."""
+"""From bytes to events: hostile bodies, drift, and preserved data."""
 
 import copy
 import json
@@ -260,7 +260,8 @@ def test_a_caller_at_the_end_of_its_stack_gets_no_recursion_error() -> None:
         descend()
 
     def run() -> None:
-        # The last frames before the limit cannot call anything; what they raise is no verdict.
+        # The last frames before the recursion limit cannot call anything, so their errors do not
+        # count.
         with pytest.raises(RecursionError):
             descend()
 

@@ -1,4 +1,4 @@
-"""Routes: which events one takes, what follows an answer, and how they stand in the settings."""
+"""Routes: their events, the consequences of answers, and their settings."""
 
 import json
 

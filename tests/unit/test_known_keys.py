@@ -14,7 +14,7 @@ def test_added_keys_may_be_reported_forever(first, later):
     keys = KnownKeys()
     added = set()
     for hashed in (*first, *later):
-        # A key that was added is never new; one that is said to be new was not there.
+        # An added key is never reported as new; a key reported as new was not added.
         assert not (keys.add(hashed) and hashed in added)
         added.add(hashed)
     assert all(keys.may_hold(hashed) for hashed in added)

@@ -1,4 +1,4 @@
-"""The way of lines to a reader that is slow, hangs, or is gone; what is dropped, and what never."""
+"""Writing lines to a reader that is slow, hangs, or is gone, and which lines are dropped."""
 
 import fcntl
 import io
@@ -38,7 +38,7 @@ class Pipe:
         self.output = LogOutput(self.stream, dropped_line, **options)
 
     def fill(self):
-        """Write Infos until one has to wait; return what was written."""
+        """Write Infos until one has to wait; return the written lines."""
         lines = []
         while not self.output._size:
             lines.append(f"fill {len(lines)} {'x' * 100}\n")
@@ -404,7 +404,7 @@ def test_the_end_of_a_program_waits_for_its_lines(end):
     with subprocess.Popen(
         [sys.executable, "-c", EXIT.format(end=end)], stderr=subprocess.PIPE, text=True
     ) as process:
-        # The traceback leaves in pieces of its own, and lines come between them.
+        # The traceback is written in pieces, and other lines may come between them.
         lines = [line[line.index("{") :] for line in process.stderr if "{" in line]
     assert [json.loads(line)["number"] for line in lines] == list(range(3000))
 

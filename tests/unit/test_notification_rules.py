@@ -1,4 +1,4 @@
-"""What start-up remarks on in the settings of notifications."""
+"""Warnings of the start about the settings of notifications."""
 
 import json
 import re

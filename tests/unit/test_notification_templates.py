@@ -74,7 +74,7 @@ def template(text):
 
 
 def visible(page):
-    """What a reader of the HTML sees."""
+    """Return the text that a reader of the HTML sees."""
     return html.unescape(re.sub(r"<[^>]*>", "", page))
 
 

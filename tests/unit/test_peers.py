@@ -74,7 +74,7 @@ class TestXForwarded:
     @pytest.mark.parametrize(
         ("senders", "protocols", "expected"),
         [
-            # One trusted proxy: its own entry is the last one; what stands before was sent to it.
+            # One trusted proxy: its own entry is the last one; it received the earlier ones.
             (CLIENT, "https", RequestOrigin(CLIENT, True)),
             (CLIENT, "HTTPS", RequestOrigin(CLIENT, True)),
             (CLIENT, "http", RequestOrigin(CLIENT, False)),

@@ -1,4 +1,4 @@
-"""Registering handlers: what is accepted, what is refused and how."""
+"""Registering handlers: accepted ones, refused ones, and the errors."""
 
 import functools
 import inspect

@@ -1,4 +1,4 @@
-"""What probes say of replication: never a reason to turn deliveries away, never silently well."""
+"""Probes and replication: it never makes the process unready, and its faults are never hidden."""
 
 import attrs
 import pytest

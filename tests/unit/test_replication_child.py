@@ -1,4 +1,4 @@
-"""What is decided about the replicator's process: restarts, its log lines, what its socket says."""
+"""Decisions about the replicator's process: restarts, its log lines, answers of its socket."""
 
 import json
 
@@ -74,7 +74,7 @@ def test_another_setting_or_target_needs_a_restart():
     slower = msgspec.structs.replace(OPTIONS, sync_interval_seconds=9)
     for changed in (other, slower):
         assert change(plan(FILES[:1]), plan(FILES, changed), changed) is None
-    # What is registered is synced each second, whatever the configuration says.
+    # A registered database is synced each second, regardless of the configuration.
     assert change(plan(FILES[:1], slower), plan(FILES, slower), slower) is None
     assert change(plan(FILES, slower), plan(FILES[:1], slower), slower).added == {}
 

@@ -1,4 +1,4 @@
-"""How replication stands, judged from what the replicator reports."""
+"""The health of replication, judged by the replicator's reports."""
 
 import pytest
 from hypothesis import strategies as st
@@ -199,7 +199,7 @@ def test_the_samples_of_a_check():
 
 
 class Fleet(RuleBasedStateMachine):
-    """A replicator that syncs, restarts and vanishes, against a model of what is known of it."""
+    """A replicator that syncs, restarts and vanishes, against a model of the observations."""
 
     def __init__(self):
         super().__init__()

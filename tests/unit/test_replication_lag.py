@@ -1,4 +1,4 @@
-"""How far a replica is behind, by what the replicator has read and the target holds."""
+"""The lag of a replica, by the replicator's reads and the content of the target."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -98,7 +98,7 @@ def test_what_no_survey_reaches_any_more_gets_older():
 
 
 class Replicating(RuleBasedStateMachine):
-    """One database that is written, read and uploaded, against what is said of it."""
+    """One database that is written, read and uploaded, against the reported lag."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""The replicator's configuration: what it says of each target, whatever the values hold."""
+"""The replicator's configuration: its content for each target, for any values."""
 
 import re
 from typing import Any

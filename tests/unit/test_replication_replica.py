@@ -1,4 +1,4 @@
-"""What can be restored from a replica's files, and what is remembered of verifications."""
+"""The states that a replica's files can restore, and the stored results of verifications."""
 
 import json
 
@@ -104,7 +104,7 @@ def test_only_a_run_without_failures_counts_as_good():
     assert state.age(130.0) == 30.0
     state = state.after_run([result("a"), result("b", "it lags")], now=200.0)
     assert (state.ran_at, state.verified_at, state.failed) == (200.0, 100.0, {"b": "it lags"})
-    # One tenant alone takes its failure back, but says nothing of the others.
+    # Verifying one tenant clears its failure, and has no effect on the others.
     state = state.after_one(result("b"))
     assert (state.ran_at, state.verified_at, state.failed) == (200.0, 100.0, {})
     assert state.after_one(result("a", "damaged")).failed == {"a": "damaged"}
@@ -126,13 +126,13 @@ def test_a_replica_that_begins_later_than_it_did_is_reported_until_that_is_accep
     found = state.compared(refilled, retention=DAY)
     assert "points in time are lost" in found.problem
     assert "1970-01-01 00:16:40Z" in found.problem
-    # As often as it is looked at, and not hidden by another problem in between.
+    # At each verification, and not hidden by another problem in between.
     state = state.after_run([found], now=6000.0).after_one(result("a", "it lags"))
     assert state.compared(refilled, retention=DAY).problem is not None
     assert state.verified_at is None
     state = state.after_run([refilled], now=7000.0, accept_loss=True)
     assert state.compared(refilled, retention=DAY).ok
-    # Once it is older than what is kept, it may go.
+    # Once it is older than the retention, it may be dropped.
     later = reaching(2 * DAY, 2 * DAY, now=2 * DAY)
     assert state.compared(later, retention=DAY).ok
     assert not state.compared(later, retention=3 * DAY).ok

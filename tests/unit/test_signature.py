@@ -312,7 +312,7 @@ class TestKeyring:
 
     @pytest.fixture
     def compared(self, monkeypatch: pytest.MonkeyPatch) -> list[tuple[bytes, bytes]]:
-        """What was compared with what."""
+        """The pairs of compared values."""
         pairs: list[tuple[bytes, bytes]] = []
 
         def recording(one: bytes, other: bytes) -> bool:

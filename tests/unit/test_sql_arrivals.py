@@ -1,4 +1,4 @@
-"""Arrivals in SQLite: found by key, id and tenant, whatever was added, assigned and removed."""
+"""Arrivals in SQLite: found by key, id and tenant after any additions, assignments and removals."""
 
 from itertools import count
 
@@ -57,7 +57,7 @@ class Arrivals(RuleBasedStateMachine):
         self.tx = new_store()
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(arrivals, "INDEX_EVERY", 4)
-        # As if so many had come and gone: the next ones are the last of their segment.
+        # As after many removed arrivals: the next ones are the last of their segment.
         self.last = SEGMENT - 6
         self.tx.run("UPDATE tally SET number = :n WHERE name <> 'indexed'", n=self.last)
         self.kept: dict[str, tuple[int, NewDelivery]] = {}

@@ -75,7 +75,7 @@ def test_a_file_that_was_moved_to_postgresql_is_refused_with_what_to_do() -> Non
 
 
 def test_both_engines_get_the_same_columns() -> None:
-    """But for their types: no statement names one that only one engine has."""
+    """Except for their types: no statement names a type that only one engine has."""
 
     def columns(dialect: Dialect) -> dict[str, list[str]]:
         found = {}

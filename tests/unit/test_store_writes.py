@@ -454,7 +454,7 @@ def test_a_start_is_waited_for_once_a_process_that_may_have_begun_it_is_gone() -
     deliveries.start_all(tx, HERE, [RunStart(fails.sequence, fails.token, 1001.0)])
     deliveries.finish(tx, HERE, fails, Retry(1002.0, "E"), 1001.5)
     assert claim(tx, HERE, 1003.0).due.unbegun == set(), "a later run"
-    # The other process ends: what it held may have run without a trace.
+    # The other process ends: its events may have run without a trace.
     assert leases.recover(tx, HERE, dead=None) == 1
     claimed = claim(tx, HERE, 1004.0)
     assert (set(claimed.leases), claimed.due.unbegun) == ({"began"}, set())
@@ -474,7 +474,8 @@ def test_a_shared_store_without_a_clock_takes_away_expired_leases_only() -> None
 
 
 def steps_of_a_poll(blocked: int, kept: int) -> int:
-    """The steps of a poll beside so many deliveries that wait in lanes, or are dead or done."""
+    """Return the steps of a poll beside ``rows`` deliveries that wait in lanes, or are dead or
+    done."""
     tx, now = new_store(), 1000.0
     add_done(tx, [delivery(f"done-{number}", 1.0) for number in range(kept)])
     for number in range(kept):

@@ -1,4 +1,4 @@
-"""Tenants as CSV: whatever they are called, they come back as they were."""
+"""Tenants as CSV: any names survive an export and import unchanged."""
 
 import csv
 import io

@@ -49,7 +49,7 @@ tolerances = st.sampled_from([0, 1, 5, 300, 3600])
 
 @attrs.frozen
 class Entry:
-    """One entry: what it looks like, and the secret and key that made it, if that is genuine."""
+    """One entry: its text, and the secret and key that made it if it is genuine."""
 
     text: bytes
     secret: str | None = None
@@ -376,7 +376,7 @@ def test_a_repeated_id_or_timestamp_is_refused_wherever_the_genuine_one_stands(
     assert isinstance(verdict, Rejected)
     assert verdict.cause is Cause.REPEATED_HEADER
     assert repeated.decode() in verdict.detail
-    # Without the repetition it is what it was.
+    # Without the repetition it is unchanged.
     single = [pair for pair in headers if pair is not spelled[-1]]
     assert isinstance(judged(single, BODY, ring), Accepted)
 
@@ -439,7 +439,7 @@ def test_no_bit_of_a_genuine_delivery_can_be_changed(
     changed = bytearray(parts[part])
     changed[position] ^= 1 << bit
     parts[part] = bytes(changed)
-    # A tolerance that no changed bit leaves: the signature alone has to notice.
+    # A tolerance that a changed bit cannot exceed: only the signature can detect it.
     verdict = judged(
         list(zip(NAMES, parts, strict=False)), parts[3], ring, tolerance_seconds=10**12
     )

@@ -1,4 +1,4 @@
-"""Whatever is sent, the verdict is Accepted or Rejected, and only the signed bytes are accepted."""
+"""For any request the verdict is Accepted or Rejected, and only the signed bytes are accepted."""
 
 from collections.abc import Iterator
 
@@ -96,5 +96,5 @@ def test_any_flipped_bit_is_rejected(part: bytes, derivation: KeyDerivation) -> 
             sent = {**genuine, part: value}
             raw = sent.pop(b"body")
             delivery = Delivery(list(sent.items()), raw, NOW)
-            # A tolerance that no flipped bit leaves: here the signature alone has to notice.
+            # A tolerance that a flipped bit cannot exceed: only the signature can detect it.
             assert isinstance(verify_delivery(delivery, RING, tolerance_seconds=10**12), Rejected)
