@@ -65,7 +65,7 @@ def _required(report):
 
 @pytest.fixture(autouse=True)
 def the_log_of_each_test():
-    """Give the log back as it was: a command that a test ran in this process configures it.
+    """Restore the log: a command that a test ran in this process configures it.
 
     Otherwise the tests that happen to come later in the same process log every delivery.
     """
@@ -101,7 +101,7 @@ def standby():
 
 @pytest.fixture
 def command_line(tmp_path, monkeypatch, capsys):
-    """The command line in a directory of its own, with nothing of this machine's environment."""
+    """The command line in a separate directory, without this machine's environment."""
     clear_environment(monkeypatch)
     monkeypatch.chdir(tmp_path)
     return CommandLine(tmp_path, capsys)

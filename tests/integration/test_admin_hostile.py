@@ -1,4 +1,4 @@
-"""Hostile clients of the admin address, and what the receiver's deliveries notice of them."""
+"""Hostile clients of the admin address, and their effect on deliveries."""
 
 import os
 import statistics
@@ -24,12 +24,12 @@ ROUND_SECONDS = 0.8
 FULL = "SDK_TEST_ADMIN_ROUNDS" in os.environ
 ROUNDS = int(os.environ.get("SDK_TEST_ADMIN_ROUNDS", "1"))
 
-#: Deliveries go on at this part of their pace at least, while four clients ask without a pause.
-#: Without pacing it is a tenth. What a machine with other work leaves of it says nothing about us.
+#: Deliveries keep at least this share of their rate while four clients send requests without a
+#: pause. Without pacing it is a tenth. On a loaded machine the share has no meaning.
 LEAST_PACE = 0.55
 
-#: A process of its own, so that its own work does not count: it asks as fast as it is answered,
-#: and at the end of its input it says how often that was.
+#: A separate process, so that its own work does not count: it sends requests as fast as they are
+#: answered, and prints their number at the end of its input.
 FLOOD = """
 import socket, sys, threading
 host, port = sys.argv[1].removeprefix("http://").split(":")
@@ -109,7 +109,8 @@ async def test_a_flood_of_the_admin_address_leaves_deliveries_their_pace():
                 flooded.append(await deliveries_in_a_round(admin.app.url))
                 await flood.stdin.aclose()
                 answered = int(await flood.stdout.receive_some())
-                # What is left of the time to deliveries: there are two paces, of probes and others.
+                # The share of the time that is left to deliveries: probes and other requests are
+                # paced separately.
                 lasted = trio.current_time() - began
                 assert answered <= 2 * (BURST + REQUESTS_PER_SECOND * lasted)
             finally:
@@ -118,7 +119,7 @@ async def test_a_flood_of_the_admin_address_leaves_deliveries_their_pace():
                 await flood.stdout.aclose()
         assert (await admin.get("/readyz")).status_code == 200
     pace = statistics.median(flooded) / statistics.median(calm)
-    # Without a full-size run it is enough that the deliveries go on.
+    # Without a full-size run it is enough that the deliveries continue.
     assert not FULL or pace >= LEAST_PACE, (calm, flooded)
 
 

@@ -1,4 +1,4 @@
-"""What `/metrics` says, judged by promtool; that senders cannot make it grow; who reads it."""
+"""`/metrics`: its content, judged by promtool; its bounded size; its access control."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""``/api/events`` page by page, in both directions, and what can be asked for."""
+"""``/api/events`` page by page, in both directions, and its parameters."""
 
 from datetime import UTC, datetime, timedelta, timezone
 from urllib.parse import urlencode
@@ -33,7 +33,7 @@ def record(sequence):
 
 
 class Shelf:
-    """Events of which some were purged, read as a store is read."""
+    """Events, some of them purged, read through the interface of a store."""
 
     def __init__(self, sequences):
         self.sequences = sorted(sequences)
@@ -148,7 +148,7 @@ async def test_pages_lead_to_each_other_over_http(store):
         newest, links = await page("/api/events?type=order.paid&limit=3")
         assert newest == ["msg_7", "msg_6", "msg_5"]
         assert set(links) == {"next"}
-        # What arrives meanwhile moves nothing.
+        # New arrivals do not shift the pages.
         await admin.app.deliver("order.paid", webhook_id="msg_8")
         second, links = await page(links["next"]["url"])
         assert second == ["msg_4", "msg_3", "msg_2"]

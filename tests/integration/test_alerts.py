@@ -35,7 +35,7 @@ OTHER_SECRET = "whsec_" + base64.b64encode(b"the older secret of a rotation..").
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch, tmp_path):
-    """Give the credentials, and let each check see the store as it is now."""
+    """Set the credentials, and let each check read the current state of the store."""
     monkeypatch.chdir(tmp_path)
     for name, value in VARIABLES.items():
         monkeypatch.setenv(name, value)
@@ -93,7 +93,7 @@ async def test_dead_letters_are_new_for_one_interval():
 
 async def test_silence():
     async with alerted(registry(works), Alerts__SilenceMinutes=30) as world:
-        # Nothing has ever arrived, which is no silence.
+        # Nothing has ever arrived, which does not count as silence.
         world.clock.ahead += DAY
         await world.runtime.alerts.watch.check()
         assert await deliver(world) == 200
@@ -231,7 +231,7 @@ async def test_an_unavailable_store_and_the_messages_sent_meanwhile(server, monk
         await until(is_noticed)
         world.clock.ahead += 16
         await world.has_sent("store_unreachable opened")
-        # Without the store no term can be renewed; the host that led goes on.
+        # Without the store no term can be renewed; the host that led continues.
         await until(lambda: not world.runtime.leads)
         await world.runtime.alerts.watch.check()
         await trio.to_thread.run_sync(server.start)

@@ -65,7 +65,7 @@ class Place:
             directory.mkdir(mode=0o700)
 
     def choose(self, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
-        """Return what the command line is given for this store."""
+        """Return the command-line arguments for this store."""
         if self.database is not None:
             monkeypatch.setenv("SDK_POSTGRES_DSN", self.database.dsn)
         return self.words
@@ -165,7 +165,7 @@ def test_a_backup_under_load_has_all_that_was_acknowledged_before(
             await inbox.finish(key, Done(), now=5002.0)
 
     def show(_: ByteProgress, *step: object) -> None:
-        """Have deliveries go on between any two steps of the backup."""
+        """Deliver events between any two steps of the backup."""
         wanted = len(acknowledged) + 20
         wait_until(lambda: len(acknowledged) >= wanted)
 

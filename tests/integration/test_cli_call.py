@@ -86,7 +86,7 @@ async def test_raw_is_the_answer_as_it_came(run):
 
 @pytest.mark.parametrize("option", [(), ("--raw",)])
 async def test_an_export_writes_no_control_characters_into_a_terminal(run, monkeypatch, option):
-    """Customers choose their names, and an export holds them as they are."""
+    """Customers choose their names, and an export contains them unchanged."""
     run.upstream.export = "name\r\n\x1b]0;owned\x07Ada\u202e\x9b2J\rx\r\n".encode()
     piped = await run("call", "orders", "export", *option)
     assert "\x1b]0;owned" in piped.out

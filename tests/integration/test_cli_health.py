@@ -14,7 +14,7 @@ from sdk_trio.runtime import Runtime
 
 
 async def health(*words):
-    """Run the command in a thread and return its status and what it printed."""
+    """Run the command in a thread and return its exit status and output."""
     out, err = io.StringIO(), io.StringIO()
 
     def run():
@@ -40,7 +40,7 @@ async def test_it_reports_whether_the_daemon_runs_and_accepts_deliveries(tmp_pat
             assert await health("--url", url, "--ready") == (0, "/readyz 200\n")
             if bind.startswith("unix:"):
                 assert (await health("--set", f"Sdk:Admin:Bind={url}"))[0] == 0
-            # Readiness fails from the first moment on, and the rest goes on.
+            # Readiness fails at once, and everything else continues.
             runtime.shut_down("test")
             assert await health("--url", url, "--ready") == (1, "/readyz 503\n")
             assert await health("--url", url) == (0, "/livez 200\n")

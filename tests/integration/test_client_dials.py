@@ -1,4 +1,4 @@
-"""Dials that hang, fail or come too late: they are raced, bounded, and counted once each."""
+"""Dials that hang, fail or are late: they are raced, bounded, and counted once each."""
 
 import contextlib
 import functools

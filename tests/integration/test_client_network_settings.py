@@ -1,4 +1,4 @@
-"""What lies between client and upstream, as settings: a proxy, authorities, a certificate."""
+"""Settings of the network between client and upstream: a proxy, authorities, a certificate."""
 
 import ssl
 

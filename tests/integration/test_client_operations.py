@@ -203,7 +203,8 @@ async def sent_by_us(client: Client, operation: Operation, case: Case) -> httpx.
 
 
 def seen(request: httpx.Request) -> tuple[Any, ...]:
-    """What the upstream gets: method, raw path, query as a multiset, media type, JSON body."""
+    """A request as the upstream gets it: method, raw path, query as a multiset, media type, JSON
+    body."""
     path, _, query = request.url.raw_path.partition(b"?")
     content = request.content
     return (

@@ -53,7 +53,8 @@ async def client_of(upstream, handler=None, **options):
 
 
 def scripted(*answers):
-    """A handler that reads one request an answer, and sends the answers' bytes as they are."""
+    """Return a handler that reads a request for each answer, and sends the bytes of ``answers``
+    unchanged."""
 
     async def handle(stream):
         for answer in answers:

@@ -314,7 +314,7 @@ async def test_an_idle_connection_is_closed_without_another_request():
 
 
 async def test_a_graceful_goodbye_loses_no_request():
-    # Posts, which are not repeated: each has to be answered where it was sent.
+    # Posts, which are not repeated: each must be answered on its own connection.
     upstream = Upstream()
     async with client_of(upstream, http2_handler(upstream, goaway_after=20)) as client:
 
@@ -504,7 +504,7 @@ async def test_of_te_only_trailers_is_sent():
 
 
 async def test_a_request_that_the_socket_does_not_take_at_once_arrives_whole():
-    """What is left of a request that is alone goes to the writer, with what is queued behind it."""
+    """The unsent rest of a single request is passed to the writer, with later frames after it."""
     ours, theirs = trio.socket.socketpair()
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)
     theirs.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4608)

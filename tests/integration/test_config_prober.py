@@ -1,4 +1,4 @@
-"""What settings refer to on the machine: files, directories, variables."""
+"""Things on the machine that settings refer to: files, directories, variables."""
 
 import subprocess
 from pathlib import Path

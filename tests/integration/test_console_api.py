@@ -128,7 +128,7 @@ async def test_a_bulk_replay_does_what_its_dry_run_has_shown_and_no_more():
         (action,) = await admin.api("/actions")
         assert (action["action"], action["actor"], action["count"]) == ("replay", "ada", 3)
         assert action["address"] == "127.0.0.1"
-        # The token is of that filter alone.
+        # The confirmation token is valid only for that filter.
         wider = await admin.replay({"state": "dead", "confirm": dry["confirm"]})
         assert wider.status_code == 409
         forged = f"9{dry['confirm']}"

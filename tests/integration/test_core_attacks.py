@@ -1,4 +1,4 @@
-"""Attacks on the store core: rare orders of calls, each of which once did harm."""
+"""Attacks on the store core: rare orders of calls that can do harm."""
 
 import threading
 import time
@@ -34,7 +34,7 @@ on_every_store = pytest.mark.parametrize("stores", ["sqlite", "postgres", "memor
 
 
 async def take(inbox: Any, *, now: float) -> list[str]:
-    """Take all that is due, as the feeder does."""
+    """Claim all due events, as the feeder does."""
     taken: list[str] = []
     while True:
         due = await inbox.take_due(limit=9, now=now)

@@ -37,8 +37,8 @@ from sdk_trio.testing import AppUnderTest, running_app, settings_for_tests
 
 TERMS = {"lease_seconds": 10.0, "dedup_seconds": 100.0, "payload_seconds": 40.0}
 
-#: One table for both engines; it does not refuse a second row of one event, as no guard of its own
-#: shall hide that an effect came twice.
+#: One table for both engines. It accepts a second row of one event, because a constraint would hide
+#: a repeated effect.
 TABLE = "CREATE TABLE IF NOT EXISTS app_effect (event_key text)"
 
 
@@ -280,7 +280,7 @@ async def test_a_handler_that_ends_the_transaction_itself_fails(
         delivered = await app.deliver(OrderPaidEvent, expect="retrying")
         assert delivered.error is not None
         assert "leave the commit to the library" in delivered.error
-        # The store goes on.
+        # The store continues to work.
         await app.deliver(OrderPaidEvent, expect="retrying")
 
 
@@ -335,7 +335,7 @@ def delivery(webhook_id: str = "m1") -> NewDelivery:
 
 @pytest.fixture
 async def two(place: Place) -> AsyncIterator[tuple[Any, Any]]:
-    """Two open stores of one place, the first of which runs the event m1."""
+    """Two open stores on one database; the first one runs the event m1."""
     first, second = await place.open("first"), await place.open("second")
     await first.accept(delivery(), leased=True)
     await first.start("m1", now=1000)

@@ -1,4 +1,4 @@
-"""Pauses of events, as people order them: by command line, by API, and what a receiver does."""
+"""Pauses of events, by command line and by API, and the behavior of a receiver."""
 
 import pytest
 import trio

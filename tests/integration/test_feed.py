@@ -192,7 +192,7 @@ async def test_rejections_that_are_not_kept_are_counted_as_lagged():
         assert (reported[0]["kind"], reported[0]["dropped"]) == ("lagged", 7)
         numbers = [message["rejection"]["seq"] for message in reported[1:]]
         assert numbers == list(range(8, KEPT + 8))
-        # Who asked for something else has missed nothing.
+        # A listener with another filter has missed nothing.
         await deliver(admin, 0, 1)
         assert (await other.next())["kind"] == "delivery"
 
@@ -227,7 +227,7 @@ async def test_a_listener_gets_what_it_has_subscribed_to(query, expected):
             await admin.app.deliver(wire_type, webhook_id=name)
         async with listening(admin, f"after=0&{query}") as listener:
             assert await listener.ids(len(expected)) == expected
-            # Behind what the filter leaves out, the position goes on all the same.
+            # The position also advances past events that the filter omits.
             await admin.app.deliver("order.paid", webhook_id="f")
             await admin.app.deliver("order.created", webhook_id="g")
             await admin.app.deliver("customer.created", webhook_id="h")

@@ -189,7 +189,7 @@ async def test_items_of_a_kind_are_done_by_one_call_and_those_of_a_key_in_order(
             nursery.start_soon(ask, kind, key, item)
             await trio.testing.wait_all_tasks_blocked()
         gate.opened.set()
-    # The second item of key "a" flushes what was gathered before it.
+    # The second item of key "a" flushes the items gathered before it.
     assert calls == [
         ("first", ["a1", "c1"]),
         ("second", ["b1"]),

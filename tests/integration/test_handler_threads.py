@@ -123,7 +123,7 @@ async def test_at_most_so_many_threads_run_at_once(held):
             await app.deliver("order.paid", settle=False)
         nursery.start_soon(app.deliver, "order.created")
         await until(lambda: held.together == 2)
-        # All that could begin has begun: of six workers four wait for a place.
+        # All runs that could begin have begun: four of six workers wait for a thread.
         threads = app.runtime.receiver._running.runner.handlers.find("order.paid").threads
         await until(lambda: threads.statistics().tasks_waiting == 5)
         assert len(held.begun) == 2
@@ -361,7 +361,7 @@ async def test_an_event_that_found_no_thread_has_not_run_and_is_not_kept(held, c
             assert await status("a") == 503
             return held.begun
 
-        # Where threads come slowly, its time was over before it had one.
+        # If threads start slowly, its time was over before it had one.
         await until(begins)
         assert await status("b") == 503
         await until(lambda: "webhook_id='b'" in caplog.text and "cause='threads'" in caplog.text)
@@ -398,7 +398,7 @@ async def test_a_drain_that_is_cut_short_names_it_and_waits_for_the_thread(
             await until(lambda: "webhook.still_running" in caplog.text)
             assert runtime.receiver.runs[0].threaded
             held.gate.set()
-    # What it has done is recorded, although it was cancelled in the meantime.
+    # Its outcome is recorded, although it was cancelled in the meantime.
     assert (runtime.report.persisted, runtime.report.lost) == (0, 0)
     assert held.ended == ["a"]
 

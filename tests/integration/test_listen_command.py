@@ -1,4 +1,4 @@
-"""``listen`` against a receiver: what it forwards, what it waits for, and what it may not see."""
+"""``listen`` against a receiver: forwarded deliveries, waits, and data that it must not get."""
 
 import argparse
 import json

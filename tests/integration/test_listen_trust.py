@@ -1,4 +1,5 @@
-"""Whom ``listen`` and the feed trust with the admin token, and what they print of strangers."""
+"""Servers that ``listen`` and the feed trust with the admin token, and their output about
+strangers."""
 
 import json
 import os
@@ -121,7 +122,8 @@ async def test_a_program_that_has_taken_the_receivers_port_does_not_get_its_toke
 
 
 async def test_the_proof_of_one_who_asked_is_no_token_and_proves_nothing_to_another_one():
-    """What a squatter has collected opens nothing at the receiver, at once or later."""
+    """Data collected by a squatter on the port gives no access to the receiver, at once or
+    later."""
     async with recording(http("{}")) as squatter, administered(registry(works), **STORED) as admin:
         with pytest.raises(RelayError):
             await ask(FeedSource(squatter.url, TOKEN), "GET", "/api/relay")

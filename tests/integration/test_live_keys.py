@@ -18,7 +18,7 @@ from sdk_trio.runtime import Runtime
 
 DOCS = Path(__file__).parents[2] / "docs" / "reference"
 
-#: What the command line adds for the logs that it writes.
+#: The keys that the command line adds for its logs.
 OF_THE_COMMAND = ("Sdk:Logging",)
 
 

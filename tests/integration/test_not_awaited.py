@@ -23,7 +23,7 @@ pytestmark = [
 
 
 async def refund():
-    """What a client's operation is: a coroutine function."""
+    """A coroutine function, like an operation of a client."""
 
 
 def registered(function, **options):

@@ -1,4 +1,4 @@
-"""The webhook channel connects to public addresses only, whatever its URL's name resolves to."""
+"""The webhook channel connects only to public addresses, whatever its URL's name resolves to."""
 
 import time
 from functools import partial
@@ -18,7 +18,7 @@ PUBLIC = "93.184.216.34"
 
 
 def https(url):
-    """Development alone sends plain HTTP, and then only to this machine."""
+    """Only Development sends plain HTTP, and only to this machine."""
     return url.replace("http:", "https:")
 
 

@@ -1,4 +1,4 @@
-"""The channels against a provider made by hand: whatever it does, on real sockets."""
+"""The channels against a scripted provider, on real sockets."""
 
 import base64
 import hashlib

@@ -168,7 +168,7 @@ async def test_retry_after_of_one_provider_pauses_that_channel_alone(tmp_path: P
             await transition(store, "a", now=time.time())
             pump.wake()
             await until(lambda: script.number == 1)
-            # Its answer has to be read before the next one: else the pause is not known yet.
+            # Its answer must be read before the next attempt, or the pause would not be known yet.
             await until(all_in(store, "retrying", "sent"))
             for number in range(5):
                 await transition(store, f"t{number}", now=time.time())
@@ -254,7 +254,7 @@ async def test_a_channel_that_is_down_changes_no_other_channel_s_latency(
         measured(tmp_path / "healthy", "works") as healthy,
         measured(tmp_path / "disturbed", fault) as disturbed,
     ):
-        # In turns, so that whatever else this machine does is the same for both.
+        # Alternately, so that other load of this machine affects both alike.
         for number in range(40):
             await healthy.measure(number)
             await disturbed.measure(number)
@@ -300,7 +300,7 @@ async def slow(number: int) -> Outcome:
 async def test_cancelled_at_any_point_nothing_is_lost_or_stuck_or_sent_twice(
     stores: Stores,
 ) -> None:
-    """Cancel after each number of the loop's steps; the next owner finishes what is left."""
+    """Cancel after each number of the loop's steps; the next owner finishes the rest."""
     lasting = {"lease_seconds": 10 * PATIENCE_SECONDS}
     first = await stores.open("start", **lasting)
     await first.notifications.enlist({}, now=0.0, oldest=0.0)

@@ -274,7 +274,7 @@ class NotificationMachine(RuleBasedStateMachine):
 
     @rule(by=who)
     def restart(self, by: int) -> None:
-        """A process ends; another one with a name of its own takes its place."""
+        """A process ends, and another one with another name replaces it."""
         self.owners[by] += "+"
         self.open[by] = self.loop(lambda: self.stores.open(self.owners[by]))
 

@@ -1,4 +1,4 @@
-"""What the store on PostgreSQL promises beyond the contract of every store."""
+"""Promises of the store on PostgreSQL beyond the contract of every store."""
 
 import random
 from collections import Counter
@@ -158,7 +158,8 @@ async def test_two_hosts_never_lead_at_once(
                 await nursery.start(host("one", one).run)
                 await until(lambda: seen == [("one", 1)])
                 await nursery.start(host("two", two).run)
-                # The database is away for the leader alone: it gives up before the other begins.
+                # The database is unavailable only to the leader: it stops leading before the other
+                # begins.
                 monkeypatch.setattr(one, "lead", away)
                 await until(lambda: seen == [("one", 1), ("two", 2)])
                 monkeypatch.undo()
@@ -503,7 +504,7 @@ async def test_a_schema_of_an_older_version_is_migrated_beside_a_host_that_works
                     assert has_another(empty)
 
             nursery.start_soon(accept)
-            # Each waits for what the other does, and neither does it twice.
+            # Each waits for the other's work, and neither repeats it.
             async with trio.open_nursery() as starts:
                 for name in ("one", "two"):
                     starts.start_soon(open_one, name)
@@ -684,7 +685,7 @@ async def test_a_run_with_an_unknown_commit_is_ended_once(database: Database, ma
         await inbox.finish("m1", Done(), now=1003)
         record = await inbox.get("m1")
         reported = (record.state, record.attempts, record.generation)
-        # One that was put back meanwhile is not ended by the run before.
+        # An event that was replayed meanwhile is not ended by the earlier run.
         assert reported == ((DeliveryState.RECEIVED, 0, 1) if made else (DeliveryState.DONE, 1, 0))
 
 
@@ -1020,7 +1021,7 @@ async def test_the_backlog_costs_few_statements_for_a_claim_and_for_runs_that_en
         async with trio.open_nursery() as nursery:
             for record in due.records:
                 nursery.start_soon(run, record.key)
-        # One ends them all, one counts the change. The first of them may go alone.
+        # One operation ends them all, another counts the change. The first one may run alone.
         assert sum(statements(database).values()) <= 3
         assert (await inbox.counts())[DeliveryState.DONE] == 20
 

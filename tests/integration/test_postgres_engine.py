@@ -1,4 +1,4 @@
-"""The engine of PostgreSQL: transactions, values, and servers that are away, slow or hostile."""
+"""The engine of PostgreSQL: transactions, values, and servers that are down, slow or hostile."""
 
 import errno
 import os
@@ -76,7 +76,7 @@ class Database:
         self.server.end_sessions(self.name)
 
     def end(self, which: str, by: str = "pg_terminate_backend") -> None:
-        """Wait for a session of which ``which`` is true, and end it or its statement."""
+        """Wait for a session that matches ``which``, and end it or its statement."""
         statement = f"SELECT {by}(pid) FROM pg_stat_activity WHERE datname = '{self.name}'"
         wait_until(lambda: self.execute(f"{statement} AND {which}"))
 
@@ -143,7 +143,7 @@ def thread() -> Iterator[ThreadPoolExecutor]:
 
 @pytest.fixture
 def role(database: Database) -> Iterator[Callable[[str, str], None]]:
-    """Gives the role settings of its own for the length of a test."""
+    """Set settings of the role for the length of a test."""
     given = []
 
     def give(setting: str, value: str) -> None:
@@ -294,7 +294,7 @@ def test_a_complete_statement_is_committed_and_counted_once(
     text += "SELECT key FROM made"
 
     def work(transaction: Any, key: str) -> None:
-        # What has changed nothing may go on with something else.
+        # A transaction that has changed nothing may continue.
         rows = transaction.complete(text, key=key) or transaction.all(
             f"{PUT} RETURNING key", key=f"not {key}"
         )

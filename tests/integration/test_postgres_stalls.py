@@ -74,7 +74,7 @@ def path(request: pytest.FixtureRequest, database: Database) -> str:
 
 @pytest.fixture
 def role(database: Database) -> Iterator[Any]:
-    """Gives the role settings of its own for the length of a test."""
+    """Set settings of the role for the length of a test."""
     given = []
 
     def give(setting: str, value: str) -> None:
@@ -212,7 +212,8 @@ async def test_a_frozen_host_keeps_only_its_own_keys_and_is_named(
 async def test_locked_rows_hold_up_no_other_job_for_longer_than_one_wait(
     database: Database, path: str
 ) -> None:
-    """Each locked row of a batch cost a wait of its own, and all other callers had left by then."""
+    """Without the limit, each locked row of a batch costs a separate wait, and all other callers
+    leave."""
     import psycopg
 
     keys = [f"locked-{number}" for number in range(4)]

@@ -1,4 +1,4 @@
-"""Whatever a handler raises, returns or cancels ends as that handler's failure."""
+"""Anything that a handler raises, returns or cancels becomes that handler's failure."""
 
 import httpx
 import pytest

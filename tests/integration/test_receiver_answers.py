@@ -290,7 +290,7 @@ async def test_an_inline_handler_has_ended_before_the_200(store):
         assert (answer.status, answer.body) == (200, b"{}")
         record = await app.store.get("a")
         assert record.state == DeliveryState.DONE
-        # In memory, what has finished keeps no body.
+        # In memory, finished events keep no body.
         in_memory = store.get("Storage__Backend", "Memory") == "Memory"
         assert record.raw == (None if in_memory else delivery.body)
 
@@ -456,7 +456,7 @@ async def test_while_it_drains_the_answer_is_503_and_nothing_is_kept(store):
             assert (answer.status, answer.body) == (503, b'{"error":"temporarily unavailable"}')
             assert int(answer.headers["retry-after"]) >= 1
             assert await app.store.get("late") is None
-            # What was in progress is finished.
+            # Requests in progress are finished.
             gate.set()
             assert (await first.answer()).status == 200
 

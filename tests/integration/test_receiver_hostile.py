@@ -27,7 +27,7 @@ async def still_serves(app):
 
 
 def task_count():
-    """How many tasks this run has, but for those that keep idle cells, which are used again."""
+    """Return the number of tasks of this run, except those of idle cells, which are reused."""
     count, tasks = 0, [trio.lowlevel.current_root_task()]
     while tasks:
         task = tasks.pop()

@@ -178,7 +178,7 @@ async def test_two_receivers_of_one_application_share_a_given_store():
 
 @pytest.mark.parametrize("end", ["drain", "cancellation"])
 async def test_an_inline_run_that_outlasts_the_receiver_is_recorded(sqlite, end):
-    """Its handler shields what must not be done twice: the next start must not repeat it."""
+    """Its handler shields work that must not be done twice: the next start must not repeat it."""
     begun = trio.Event()
     answers = []
 

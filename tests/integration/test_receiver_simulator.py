@@ -1,4 +1,4 @@
-"""The simulator: signed samples to our own endpoint, in Development alone."""
+"""The simulator: signed samples to our own endpoint, only in Development."""
 
 import json
 

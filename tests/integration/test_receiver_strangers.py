@@ -1,4 +1,4 @@
-"""What strangers may cost before anything is verified: bodies, connections, lines of the log."""
+"""The cost that strangers can cause before verification: bodies, connections, lines of the log."""
 
 import gc
 import json
@@ -127,7 +127,7 @@ async def test_a_body_that_is_too_slow_is_logged_with_what_has_come(fast, monkey
     monkeypatch.setattr(body, "BODY_SECONDS", 0.3)
     async with serving(registry(works), Server__FastPath=fast) as app:
         with await RawWire.connect(app.url) as wire:
-            # All at once: in pieces, the last one may come too late on a busy machine.
+            # All at once: the last of several pieces could be late on a busy machine.
             await wire.send(request(b"xxx", length=1000))
             assert (await wire.answer()).status == 408
         (line,) = lines_of(caplog, "webhook.refused")
@@ -355,7 +355,7 @@ async def test_a_delivery_is_seen_in_the_log_with_its_source(caplog):
 
 
 async def test_bytes_of_strangers_make_no_error_on_hypercorn_either(caplog):
-    """An answer that has begun comes to its end, whatever its client sends meanwhile."""
+    """A response that has begun is completed, whatever its client sends meanwhile."""
     bad = b"ZZ\r\n"
     coding = [("Transfer-Encoding", "chunked")]
     head = request(headers=coding, with_length=False, path="/elsewhere")

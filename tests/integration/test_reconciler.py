@@ -138,7 +138,8 @@ async def test_an_upstream_that_fails_midway_leaves_the_checkpoint_and_what_was_
 
 
 async def test_a_crash_between_pages_resumes():
-    """Cancelled in the middle of the list, a new reconciler goes on from the last whole window."""
+    """After a cancellation in the middle of the list, a new reconciler continues from the last
+    complete window."""
     async with here() as place:
         upstream = place.upstream
         await place.began_earlier()
@@ -314,7 +315,7 @@ async def test_nothing_is_asked_for_during_a_drain():
         await go_on.wait()
 
     async with scripted_upstream() as upstream, trio.open_nursery() as nursery:
-        # One each second, of which a busy machine may ask for several before its drain begins.
+        # One each second; a busy machine may request several before its drain begins.
         names = [f"evt_{number}" for number in range(1, 61)]
         upstream.missed(*names, ago=HOUR)
         settings = full_stack(upstream, Webhooks__Reconciliation__Enabled=True)

@@ -1,4 +1,4 @@
-"""What the real replicator makes of an address: a blob store's, over the control socket."""
+"""The real replicator's interpretation of an address: a blob store's, over the control socket."""
 
 import base64
 import hashlib

@@ -1,7 +1,7 @@
 """The lag of an operator's own replicator that has no control socket: the real one, measured.
 
-Its configuration is by hand, so its target may be reached on another way than ours. That is how
-an outage is made that concerns its uploads alone.
+Its configuration is handwritten, so it can reach its target by another route than ours. This allows
+an outage of its uploads only.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""``replication restore`` with the real replicator: what it gives, refuses, and leaves behind."""
+"""``replication restore`` with the real replicator: results, refusals, and remaining files."""
 
 import os
 import signal
@@ -202,7 +202,7 @@ def test_a_name_that_two_replicas_have_is_refused_with_both(host, output, tmp_pa
         assert (ended.status, output.exists()) == (1, False)
         assert f"{other.name} (empty)" in ended.err
         assert f"{host.replica('acme').name} (newest state 2" in ended.err
-        # The tenant that is known here is the one that is meant.
+        # A tenant that is known here takes precedence.
         assert restore(host, output).status == 0
     finally:
         other.rmdir()
@@ -361,7 +361,7 @@ def test_a_verification_refuses_to_fill_the_disk_with_the_deliveries(host, tmp_p
 
 
 def test_a_restored_database_in_its_place_is_replicated_again(tmp_path):
-    """What docs/how-to/restore.md says about putting a database back."""
+    """Check the steps of docs/how-to/restore.md for putting a database back."""
     with local_disk(tmp_path / "target") as target:
         host = ReplicaHost(tmp_path / "host", target)
         host.add("acme", 10)
@@ -392,7 +392,7 @@ def test_a_restored_database_in_its_place_is_replicated_again(tmp_path):
             assert verified.document[0]["content"] == "identical", verified.out
             assert host.restore("acme") == host.rows("acme")
             assert len(host.rows("acme")) == 13
-            # What the bad moment had is still there, for as long as the retention lasts.
+            # The data of the bad moment is still there, until the retention ends.
             assert len(host.restore("acme", "--at", at)) == 10
 
 

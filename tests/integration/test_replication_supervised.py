@@ -33,7 +33,7 @@ REPLICATION = "MultiTenant:FileDb:Replication"
 
 
 def show(figures: str) -> None:
-    """Say what was measured, for who runs it with -s."""
+    """Print the measurements, for runs with -s."""
     sys.stdout.write(f"\n{figures}\n")
 
 

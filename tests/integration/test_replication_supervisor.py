@@ -87,7 +87,7 @@ async def test_it_replicates_and_its_end_brings_the_last_rows(fleet, caplog):
 
 
 async def test_the_child_gets_no_secret_of_ours(fleet, monkeypatch):
-    """Its environment is that of another's program: what the manifest names, and no more."""
+    """Its environment contains only the variables that the manifest names."""
     planted = {
         "SDK__WEBHOOKS__SECRET": "planted-webhook",
         "SDK__ACCESSTOKEN": "planted-token",
@@ -169,7 +169,7 @@ async def test_databases_come_and_go_and_the_others_are_replicated_all_the_while
         fleet.render()
         assert await supervisor.reload(fleet.files)
         assert supervisor.pid == pid
-        # One that went comes back, as a tenant that is suspended and reactivated.
+        # A removed database returns, like that of a tenant that is suspended and reactivated.
         write(gone.path, 2)
         fleet.files.append(gone)
         fleet.render()
@@ -179,7 +179,7 @@ async def test_databases_come_and_go_and_the_others_are_replicated_all_the_while
         assert await synced(supervisor, others)
         for file in fleet.files:
             await supervisor.client.sync(file.path)
-        # A crash comes back with all of them, from the configuration.
+        # After a crash it has all of them again, from the configuration.
         os.kill(pid, signal.SIGKILL)
         await until(lambda: supervisor.confirmed and supervisor.pid not in (pid, None))
         assert supervisor.databases == {file.path for file in fleet.files}
@@ -220,7 +220,7 @@ async def test_a_broken_configuration_keeps_the_old_one_running(fleet, caplog):
         assert not await supervisor.reload(fleet.files)
         assert supervisor.pid == pid
         assert said(caplog, "replication.failed")[-1]["kept"] == 2
-        # A crash afterwards comes back with what worked, not with the broken file.
+        # After a crash it uses the working configuration, not the broken file.
         os.kill(pid, signal.SIGKILL)
         await until(lambda: supervisor.confirmed and supervisor.pid != pid)
         assert len(supervisor.databases) == 2

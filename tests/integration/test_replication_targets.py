@@ -32,7 +32,7 @@ def stories(tmp_path_factory):
 
 @attrs.frozen
 class Story:
-    """What became of a story: rows as they are and as they were restored, by tenant."""
+    """The result of a story: live and restored rows, by tenant."""
 
     live: dict[str, list[Any]]
     restored: dict[str, list[Any]]

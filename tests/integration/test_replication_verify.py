@@ -1,4 +1,5 @@
-"""``replication verify`` on real replicas: what it finds, and what it lets pass."""
+"""``replication verify`` on real replicas: faults that it finds, and differences that it
+accepts."""
 
 import logging
 import os
@@ -131,7 +132,7 @@ def test_an_emptied_target_is_found(host):
 def test_a_target_that_was_emptied_and_filled_again_is_found_until_that_is_accepted(host):
     with host.replicating():
         assert host.verify().status == 0
-        # What the replicator does with a target that was emptied: a snapshot of now, long after.
+        # The replicator's reaction to an emptied target: a new snapshot, long after.
         for old in replica_files(host):
             os.utime(old, (old.stat().st_mtime + 60,) * 2)
         ended = host.verify()

@@ -1,4 +1,4 @@
-"""A runtime from start to end: its addresses, what it refuses, how it stops, what it reports."""
+"""A runtime from start to end: its addresses, refusals, stop and report."""
 
 import contextlib
 import gc
@@ -359,7 +359,7 @@ async def test_a_stop_before_the_run_ends_it():
 
 
 class Crash(BaseException):
-    """What no handler of exceptions catches."""
+    """An exception that no ``except Exception`` catches."""
 
 
 class Fault:
@@ -370,7 +370,7 @@ class Fault:
         self._patch = monkeypatch.setattr
 
     def hits(self, part, error=None):
-        """Let ``part.run`` begin as ever, and end when :attr:`now` is set."""
+        """Let ``part.run`` begin as usual, and end when :attr:`now` is set."""
         run = part.run
 
         async def fail(*arguments, **options):

@@ -739,7 +739,7 @@ async def test_a_change_to_another_protocol_is_passed_over(fast, protocol):
 
 
 async def test_hypercorn_is_not_loaded_where_it_does_not_serve():
-    """Whatever arrives: an Upgrade, the preface of HTTP/2, noise."""
+    """For any first bytes: an Upgrade, the preface of HTTP/2, noise."""
     program = (
         "import sys, trio\n"
         "from support.hostile_requests import get\n"
@@ -904,7 +904,7 @@ async def test_a_new_connection_evicts_an_idle_one():
             assert (await second.answer()).status == 200
 
 
-#: What a client sends and then leaves unfinished.
+#: Beginnings of requests that a client leaves unfinished.
 UNFINISHED = {
     "nothing": b"",
     "one byte": b"G",

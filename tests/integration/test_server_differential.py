@@ -225,7 +225,7 @@ def test_however_a_conversation_is_cut_it_is_read_alike(conversations, cuts):
 def corpus():
     """Every hostile request of the conformance suite, and odd headers, lines and bytes.
 
-    A full-size run has each with each; others leave out what is odd in three places.
+    A full-size run combines all of them; other runs omit requests with three oddities.
     """
     yield from (data for data, _ in REFUSED.values())
     yield from (data for data, _ in STRICTER.values())

@@ -41,7 +41,7 @@ class SecureWire:
             await self.stream.send_all(piece)
 
     async def rest(self):
-        """All that arrives until the server ends the connection."""
+        """Return all bytes until the server ends the connection."""
         received = b""
         with suppress(trio.BrokenResourceError):
             while chunk := await self.stream.receive_some(65536):
@@ -120,7 +120,7 @@ async def test_bodies_of_many_records_arrive_whole_in_either_coding(files, size)
 
 
 async def test_requests_that_came_in_one_record_are_all_answered(files):
-    """What OpenSSL holds back makes no descriptor readable."""
+    """Bytes buffered by OpenSSL do not make the descriptor readable."""
     limits = QUICK.__class__(sweep_seconds=0.01, read_bytes=64)
     async with http_server(True, certificate=files, limits=limits) as server:
         answers = await exchange(server, b"".join(post(b"%03d" % n) for n in range(100)) + LAST)

@@ -1,4 +1,4 @@
-"""The inbox in SQLite: claims that their callers left, and what an erased tenant leaves behind."""
+"""The inbox in SQLite: claims of callers that have left, and remnants of an erased tenant."""
 
 import threading
 from collections.abc import AsyncIterator

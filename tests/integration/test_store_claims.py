@@ -49,7 +49,7 @@ async def inbox(tmp_path: Path) -> AsyncIterator[SqliteInbox]:
 
 
 async def learned(inbox: SqliteInbox) -> None:
-    """Wait until a claim need not be waited for; what it takes for that is finished."""
+    """Wait until claims need not be awaited, and the preparation for that has finished."""
     with trio.fail_after(60):
         number = 0
         while not inbox.claim_unawaited(delivery(f"learned-{number}")):
@@ -117,7 +117,7 @@ async def test_both_ways_leave_the_same_record(tmp_path, outcome, state, attempt
 async def test_a_run_that_lasts_is_seen_by_others_as_running(inbox, tmp_path):
     await learned(inbox)
     assert inbox.claim_unawaited(delivery("m1"))
-    # What a method of this inbox reads is what its other methods have written.
+    # Methods of this inbox read the writes of its other methods.
     assert (await inbox.get("m1")).state is DeliveryState.RUNNING
     other = await open_inbox(tmp_path, "two", claims=False)
     assert (await other.get("m1")).state is DeliveryState.RUNNING

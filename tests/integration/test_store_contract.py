@@ -1,4 +1,4 @@
-"""What every store keeps to, beyond the model: cancellation, concurrency, retention, listings."""
+"""The contract of every store beyond the model: cancellation, concurrency, retention, listings."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
@@ -162,7 +162,7 @@ async def test_recovery_hands_crashed_runs_to_our_own_workers(stores: Stores) ->
         "started": (received, True, 1),
         "waiting": (received, True, 0),
     }
-    # The one that was only thought to be dead has lost its lease: it changes nothing any more.
+    # The owner that only seemed dead has lost its lease: it changes nothing any more.
     await crashed.finish("started", Dead("late"), now=1003)
     assert (await inbox.get("started")).state is received  # type: ignore[union-attr] # it exists
 
@@ -369,7 +369,7 @@ async def test_a_lease_is_another_s_until_it_expires(stores: Stores) -> None:
 
 
 async def test_a_renewal_gives_up_whatever_is_not_held(stores: Stores) -> None:
-    """What a caller that has left took is due at once, and no attempt of it counts."""
+    """Events claimed for a caller that has left are due at once, and no attempt is counted."""
     inbox, other = await stores.open("one"), await stores.open("other")
     for name in ("held", "stray", "started", "waits"):
         await inbox.accept(delivery(name), leased=True)
@@ -788,7 +788,7 @@ async def test_a_done_delivery_that_is_repeated_is_its_next_generation(stores: S
     await inbox.start("m1", now=1001)
     await inbox.finish("m1", Done(), now=1002)
     if stores.kind == "memory":
-        # It keeps no body of what is done, so there is nothing to run again.
+        # It keeps no bodies of done events, so they cannot run again.
         assert list(await inbox.repeat(["m1", "unknown"])) == []
         return
     assert list(await inbox.repeat(["m1", "unknown"])) == ["m1"]
@@ -854,7 +854,7 @@ async def test_behind_a_long_lane_everything_else_is_found(stores: Stores) -> No
     assert {record.subject for record in seconds} == set(pairs)
     assert len(seconds) == 250
 
-    # What was given up behind the looks is found by the next round of them.
+    # Leases given up behind the polls' position are found by the next round of polls.
     await inbox.release([taken[None][0].key])
     again, next_poll = await found(1004)
     if not again:

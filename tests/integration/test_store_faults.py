@@ -315,7 +315,7 @@ async def test_a_new_file_carries_its_marks_and_syncs_every_commit(inbox: Sqlite
 
 
 class _Crash(BaseException):
-    """Stands for what no code expects."""
+    """An error that no code expects."""
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -520,7 +520,7 @@ async def test_deliveries_wait_for_a_few_removed_ones_at_a_time(inbox: SqliteInb
 async def test_deliveries_wait_for_a_short_log_to_be_copied_during_the_retention(
     inbox: SqliteInbox, file: Path
 ) -> None:
-    """The log's size says how many pages one copy takes: without a bound of its own, 10 MB here."""
+    """The size of the log shows how many pages one copy takes: without a bound, 10 MB here."""
     log = file.with_name(f"{file.name}-wal")
     events = 2500
 

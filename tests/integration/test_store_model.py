@@ -54,7 +54,7 @@ EXAMPLES = int(os.environ.get("SDK_TEST_MODEL_EXAMPLES", "30"))
 
 
 class Model:
-    """What ports.py says, in the plainest words: a dictionary and no hurry."""
+    """The contract of ports.py as a simple model: a dictionary, and no optimization."""
 
     def __init__(self, forgets_early: bool) -> None:
         self.rows: dict[str, SimpleNamespace] = {}

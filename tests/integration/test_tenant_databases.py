@@ -389,7 +389,7 @@ def take_elsewhere(file: Path) -> str:
 
 
 async def test_an_inactive_tenant_has_no_open_database_regardless_of_who_suspended_it(tmp_path):
-    """The change is another process's: a service of its own on the same store."""
+    """Another process makes the change: a separate service on the same store."""
     settings = settings_for_tests(
         {
             "Storage:Backend": "Sqlite",

@@ -1,4 +1,4 @@
-"""``tenant purge``: what may be removed, what is left, and what a crash leaves behind."""
+"""``tenant purge``: removable tenants, remaining data, and remnants of a crash."""
 
 import random
 
@@ -256,7 +256,7 @@ async def fail_many(inbox, tenant_id, seed):
 
 
 async def test_no_page_of_the_store_keeps_a_row_that_was_moved_in_a_split(bench, tmp_path):
-    """Overwriting what is deleted is not enough: rows that grow move to other pages."""
+    """Overwriting deleted rows is not enough: rows that grow move to other pages."""
     tenant = await bench.tenants.add("split", name="Split")
     await bench.tenants.delete("split")
     key = "split"

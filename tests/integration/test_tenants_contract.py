@@ -1,4 +1,5 @@
-"""What every store keeps to for tenants, beyond the model: at once, in one piece, cut short."""
+"""The contract of every store for tenants, beyond the model: concurrency, atomicity,
+cancellation."""
 
 import itertools
 import tracemalloc
@@ -43,7 +44,7 @@ VERBS = ("suspend", "deactivate", "delete")
 
 @attrs.define
 class Hosts:
-    """Processes that share one store, each with a service of its own."""
+    """Processes that share one store, each with its own service."""
 
     kind: str
     file: Path

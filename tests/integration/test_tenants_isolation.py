@@ -1,4 +1,4 @@
-"""No sender has any influence on another one's deliveries, whatever ids, subjects and bodies."""
+"""No sender influences another sender's deliveries, by any ids, subjects or bodies."""
 
 import tempfile
 from collections.abc import AsyncIterator
@@ -67,7 +67,7 @@ DELIVERY: dict[str, st.SearchStrategy[Any]] = {
 class IsolationMachine(RuleBasedStateMachine):
     """The host and two tenants on one store; each also has a store of its own.
 
-    Whatever the store says of a sender's deliveries has to be what it would say without the others.
+    The store's results for a sender's deliveries must be the same as without the others.
     """
 
     backend = ""
@@ -292,7 +292,7 @@ def body(
 
 
 class Seen:
-    """What ran, and for whom; events of ``failing`` tenants fail."""
+    """Record the runs and their tenants; events of ``failing`` tenants fail."""
 
     def __init__(self, *, failing: tuple[str, ...] = ()) -> None:
         self.ran: list[tuple[str | None, str, bytes]] = []

@@ -77,7 +77,7 @@ class TenantMachine(RuleBasedStateMachine):
         self.audit: list[Any] = []
         self.announced: list[Any] = []
         self.last_audit = self.last_outbox = 0
-        #: What the store has returned as its revision, by the number of the last audit row.
+        #: The revisions that the store has returned, by the number of the last audit row.
         self.revisions: dict[int, int] = {}
         self.stores: list[Any] = []
         for number in (0, 1):
@@ -97,7 +97,7 @@ class TenantMachine(RuleBasedStateMachine):
         return TenantService(settings_of(**keys), self.stores[by].tenants, clock=lambda: self.now)
 
     def call(self, by: int, verb: str, *args: Any, **options: Any) -> Any:
-        """Return what a call returns, or the exception that it raises."""
+        """Return the result of a call, or the exception that it raises."""
 
         async def ask() -> Any:
             try:

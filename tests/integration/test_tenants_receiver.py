@@ -66,7 +66,7 @@ def signed(secret: str, organization_id: str | None, **options: Any) -> Any:
 
 @attrs.define
 class Seen:
-    """What a handler was given."""
+    """The arguments of a handler's call."""
 
     events: list[Any] = attrs.Factory(list)
 

@@ -1,4 +1,4 @@
-"""The test kit as its users see it: in a project of their own, in pytest, and without it."""
+"""The test kit as its users see it: in their own project, with pytest, and without it."""
 
 import subprocess
 import sys

@@ -126,7 +126,7 @@ async def test_each_run_from_the_queue_is_linked_to_the_delivery(spans):
         *(StatusCode.ERROR, StatusCode.ERROR, StatusCode.UNSET)
     ]
     assert runs[0].attributes["error.type"] == "NoSuchProductError"
-    # What the exception says stays in the inbox; its own spans are the application's.
+    # The text of the exception stays in the inbox; the application's own spans may contain it.
     assert [run.events for run in runs] == [(), (), ()]
     assert all("planted-message" not in run.to_json() for run in [received, *runs])
 

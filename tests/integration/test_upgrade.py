@@ -62,7 +62,7 @@ async def test_everything_of_the_single_tenant_moves_into_the_default_tenant_onc
 
 
 async def test_the_organization_that_the_default_tenant_gets_counts_at_once(tmp_path):
-    """Who has asked before knows it, too, without looking at the store again."""
+    """Earlier callers know it, too, without querying the store again."""
     async with opened_host(host_settings(tmp_path)) as host:
         tenant = await host.tenants.add("default", name="Default")
         assert await host.tenants.find_by_organization("org-1") is None

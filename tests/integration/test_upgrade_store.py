@@ -1,4 +1,4 @@
-"""What the upgrade asks of a store, the same of every store."""
+"""The upgrade's requirements of a store, the same for every store."""
 
 import threading
 
