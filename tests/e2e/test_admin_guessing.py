@@ -92,7 +92,7 @@ async def test_a_probe_is_no_way_to_try_tokens_out(place):
 
 
 @pytest.mark.parametrize("actor", [None, "mia@example.com"])
-def test_a_replay_leaves_who_did_it_from_where_and_to_what(place, actor):
+def test_a_replay_records_its_actor_address_and_events(place, actor):
     with place.daemon() as daemon:
         sent = [sign_delivery("order.paid", secret=SECRET) for _ in range(2)]
         for delivery in sent:

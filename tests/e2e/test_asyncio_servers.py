@@ -72,7 +72,7 @@ def test_nothing_acknowledged_is_lost_in_start_load_drain_and_by_a_killed_thread
     assert {states[webhook_id] for webhook_id in wanted} == {"done"}
 
 
-def test_a_second_worker_on_one_directory_is_refused_and_says_what_to_do(tmp_path):
+def test_a_second_worker_on_one_directory_is_refused_with_the_remedy(tmp_path):
     with Uvicorn(tmp_path, "starlette", ("--workers", "2")) as server:
         server.begin()
         wait_until(lambda: "or receive with `sdk-trio run`" in server.log(), server.log)

@@ -31,7 +31,7 @@ def is_set(process, mask, number):
 
 # The three that do not block the loop are tested together, because each end takes the whole limit.
 @pytest.mark.parametrize("kinds", [["thread", "shield", "swallow"], ["block"]], ids="-".join)
-def test_what_no_cancellation_ends_is_named_left_behind_and_run_again(daemon, kinds):
+def test_uncancellable_runs_are_named_abandoned_and_run_again(daemon, kinds):
     ids = [f"{kind}-late" for kind in kinds]
     with running(daemon):
         for webhook_id in ids:

@@ -173,7 +173,7 @@ def test_dev_then_trigger_then_list_shows_the_event_done(workplace):
     assert end(again, signal.SIGINT) == 0
 
 
-def test_dev_is_one_process_whatever_the_settings_file_of_production_says(workplace):
+def test_dev_is_one_process_regardless_of_the_settings_of_production(workplace):
     (workplace.directory / "appsettings.json").write_text('{"Sdk": {"Server": {"Processes": 2}}}')
     sets = ("--set", "Sdk:Server:Bind=127.0.0.1:0", "--set", "sdk__server__processes=3")
     daemon = workplace.start("dev", *sets)

@@ -182,7 +182,7 @@ async def test_deliveries_arrive_and_a_failed_one_shows_its_reason(address):
         await page.see("done", "document.querySelector('header.title')")
 
 
-async def test_what_comes_before_the_feed_is_open_is_shown(address, monkeypatch):
+async def test_deliveries_before_the_feed_is_open_are_shown(address, monkeypatch):
     opened = trio.Event()
     begin = Feed._begin
 
@@ -276,7 +276,7 @@ async def test_dead_letters_are_counted_before_they_are_put_back(address):
         await until(done)
 
 
-async def test_the_focus_stays_with_what_was_pressed_or_said(address):
+async def test_the_focus_stays_with_the_pressed_button_or_its_result(address):
     ledger, handlers = failing()
     focused = "document.activeElement.innerText"
 
@@ -382,7 +382,7 @@ async def test_the_page_goes_on_after_a_restart(address, tmp_path):
             await page.see("before")
 
 
-async def test_what_strangers_send_is_text(address):
+async def test_data_of_strangers_is_shown_as_text(address):
     script = "</script><img src=x onerror=\"document.title='owned'\"><b>bold</b>"
     async with watched(address) as console:
         page = console.page
@@ -605,7 +605,7 @@ async def test_a_list_that_is_longer_than_browsers_draw_ends_with_a_word(address
         assert await page.evaluate("window.pages") == 1
 
 
-async def test_the_way_back_and_what_is_half_written_are_kept(address):
+async def test_the_back_link_and_unsent_input_are_kept(address):
     async with watched(address) as console:
         page = console.page
         for name in ("first", "second", "third"):
@@ -774,7 +774,7 @@ async def book(event):
 """
 
 
-async def test_settings_say_where_they_are_from_and_doctor_what_is_wrong(address, tmp_path):
+async def test_settings_show_their_origins_and_doctor_its_findings(address, tmp_path):
     with running_daemon(Place(tmp_path)) as daemon:
         async with connected(address) as browser:
             page = await browser.open(f"{daemon.admin}/#token={TOKEN}")

@@ -144,7 +144,7 @@ def place():
 
 
 @pytest.mark.may_skip  # only root may build a container
-def test_what_the_image_runs_works_as_its_user_on_a_read_only_root(place):
+def test_the_image_s_command_works_as_its_user_on_a_read_only_root(place):
     if sys.platform != "linux" or os.geteuid() != 0:
         pytest.skip("only root may build a container")
     user = instruction("USER").partition(":")[0]

@@ -84,7 +84,7 @@ def test_a_change_of_the_application_starts_it_again(place, dev):
     assert not list(place.data.glob("runtime.json"))
 
 
-def test_what_is_no_part_of_the_application_changes_nothing(place, dev):
+def test_files_outside_of_the_application_cause_no_reload(place, dev):
     _, printed = dev
     wait_until(lambda: "runtime.started" in printed(), printed)
     for name in (".hidden/a.py", "node_modules/a.py", "env/pyvenv.cfg", "env/a.py", "notes.txt"):

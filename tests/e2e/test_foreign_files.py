@@ -242,7 +242,7 @@ def test_a_group_of_others_may_not_write_them_and_ones_own_may(place):
     assert place.run("config", "show").returncode == 78
 
 
-def test_what_init_writes_is_read_whatever_the_umask(place):
+def test_files_of_init_are_readable_under_any_umask(place):
     subprocess.run(
         [sys.executable, "-m", "sdk_trio", "init"],
         cwd=place.directory,

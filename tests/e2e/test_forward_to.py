@@ -177,7 +177,7 @@ def states(place):
 @pytest.mark.parametrize(
     "runs", [in_node, in_django, in_rails, in_php], ids=["node", "django", "rails", "php"]
 )
-def test_the_applications_of_the_page_take_what_the_gateway_signs_and_nothing_else(place, runs):
+def test_the_applications_of_the_page_accept_only_requests_signed_by_the_gateway(place, runs):
     port = free_port()
     hooks = f"http://127.0.0.1:{port}/hooks"
     with runs(place.directory, port) as printed, place.daemon(start=to(hooks)) as daemon:
@@ -202,7 +202,7 @@ def test_the_applications_of_the_page_take_what_the_gateway_signs_and_nothing_el
 @pytest.mark.parametrize(
     "runs", [in_node, in_django, in_rails, in_php], ids=["node", "django", "rails", "php"]
 )
-def test_a_tenant_that_uses_the_id_of_another_ones_event_does_not_take_its_place(place, runs):
+def test_a_tenant_that_reuses_the_id_of_another_tenant_s_event_does_not_replace_it(place, runs):
     attacker = add_tenant(place, "a", secret=TENANT_A)
     owner = add_tenant(place, "b", "--organization-id", "org_b", secret=TENANT_B)
     port = free_port()
@@ -426,7 +426,7 @@ def test_a_gateway_that_is_killed_has_lost_nothing(place, scripted):
     assert set(scripted.ids) == {f"msg_{number}" for number in range(40)}
 
 
-def test_what_is_missing_is_said_before_anything_is_accepted(place):
+def test_missing_settings_are_reported_before_anything_is_accepted(place):
     del place.environ["SDK_FORWARD_SECRET"]
     ended = place.run(*to("http://127.0.0.1:9/"))
     assert ended.returncode == 78

@@ -142,7 +142,7 @@ CASES = [
     CASES,
     ids=[f"{page[5:-3]}-{section.lower()}" for page, section, *_ in CASES],
 )
-def test_what_a_page_shows_works(tmp_path, page, section, application, kind, driver):
+def test_the_code_of_a_page_works(tmp_path, page, section, application, kind, driver):
     files = files_of(page, section)
     given = {"shop.py": _GRANT.format(kind=kind)} if kind else SHOP
     files = given | files

@@ -132,7 +132,7 @@ async def test_messages_are_listed_shown_and_put_back(shell: Shell) -> None:
         (("list", "--tenant", "unknown"), 1, "no tenant 'unknown'"),
     ],
 )
-async def test_what_is_wrong_is_said_in_a_line(
+async def test_errors_are_reported_in_one_line(
     shell: Shell, words: tuple[str, ...], status: int, said: str
 ) -> None:
     await seed(shell, NotificationState.SENT)
@@ -281,7 +281,7 @@ async def test_without_its_variable_a_message_waits_for_it_and_a_retry(
         assert (row["state"], row["provider_id"]) == ("sent", "m1")
 
 
-async def test_what_hangs_at_a_provider_is_unknown_when_the_shutdown_ends(
+async def test_a_message_that_hangs_at_a_provider_is_unknown_after_the_shutdown(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EMAIL_API_KEY", VARIABLES["EMAIL_API_KEY"])

@@ -178,7 +178,7 @@ def test_on_demand_everything_of_one_tenant_goes_while_a_daemon_runs(place):
         assert place.run("events", "replay", "held", *TENANTS).returncode == 0
         wait_until(lambda: states(place)["held"] == "dead")
         assert seen(place).get("held", "unknown") is not None, "it ran without a tenant"
-        # And a next purge removes that as well.
+        # Another purge removes that event as well.
         (row,) = checked(place, "tenant", "purge", "--yes", *more)
         assert (row["tenant_id"], row["deliveries"]) == (victim, 1)
     assert not any(name.startswith("held") for name in states(place))
@@ -221,7 +221,7 @@ def test_parked_events_of_a_purged_tenant_never_run_without_a_tenant(place):
     assert "was purged" in shown["last_error"]
 
 
-def test_a_purge_by_name_that_was_killed_half_way_is_not_called_finished(place):
+def test_an_interrupted_purge_by_name_is_not_reported_as_finished(place):
     with daemon(place) as running:
         checked(place, "tenant", "add", "victim", "--name", MARK, "--organization-id", "org-1")
         deliver(running, "v1", "org-1", MARK)
@@ -252,7 +252,7 @@ def test_a_purge_by_name_that_was_killed_half_way_is_not_called_finished(place):
     assert holding(place, MARK) == []
 
 
-def test_what_comes_for_a_purged_tenant_says_why_it_is_parked(place):
+def test_events_of_a_purged_tenant_are_parked_with_the_reason(place):
     gone = ("gone", "--name", "Gone", "--organization-id", "org-1")
     tenant_id = checked(place, "tenant", "add", *gone)["id"]
     with daemon(place) as running:
@@ -270,7 +270,7 @@ def test_what_comes_for_a_purged_tenant_says_why_it_is_parked(place):
         wait_until(is_noticed)
     assert f"after{next(numbers) - 1}" not in seen(place)
     assert place.run("tenant", "purge", "--yes", *TENANTS).returncode == 0
-    # A body of its own that came under another event's key is found and goes as well.
+    # The tenant's body that was stored under another event's key is also found and removed.
     with daemon(place) as running:
         deliver(running, "unrelated", "org-3", "text")
         deliver(running, "unrelated", "org-1", MARK)

@@ -129,7 +129,7 @@ async def test_a_rotation_in_its_order_rejects_no_delivery(manager):
     assert NEW_SECRET not in everything
 
 
-async def test_what_needs_a_restart_is_named_and_the_rest_applies(manager):
+async def test_keys_that_need_a_restart_are_named_and_the_others_apply(manager):
     config = manager.directory / "settings.json"
     config.write_text("{}")
     daemon = manager.start("--config", str(config))

@@ -256,7 +256,7 @@ def test_a_second_signal_ends_a_stop_that_hangs(workplace):
     assert "replication.forced" in workplace.log()
 
 
-def test_without_the_binary_the_command_says_what_to_do(workplace):
+def test_without_the_binary_the_command_names_the_remedy(workplace):
     workplace.add_tenant("acme")
     done = workplace(
         "replication", "run", "--set", f"{REPLICATION}:ReplicatorPath={workplace.root}/none"

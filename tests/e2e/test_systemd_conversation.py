@@ -38,7 +38,7 @@ async def test_ready_reloading_ready_stopping(tmp_path, abstract):
     assert not any("WATCHDOG" in message for message in manager.messages)
 
 
-async def test_a_long_drain_asks_for_time_and_says_what_is_left(tmp_path):
+async def test_a_long_drain_requests_time_and_reports_the_remaining_work(tmp_path):
     with service_manager(tmp_path) as manager:
         daemon = manager.start()
         await deliver(await manager.url(), "order.paid", "600")

@@ -131,7 +131,7 @@ def test_the_contact_changes_in_what_is_named(shell: Shell) -> None:
         (("list", "--limit", "none"), 2, "--limit"),
     ],
 )
-def test_what_is_wrong_is_said_in_a_line_and_changes_nothing(
+def test_errors_are_reported_in_one_line_and_change_nothing(
     shell: Shell, words: tuple[str, ...], status: int, said: str
 ) -> None:
     add(shell)
@@ -307,7 +307,7 @@ def test_a_key_file_that_does_not_exist_is_refused(
     assert [row["identifier"] for row in shell.json("list")] == ["acme"]
 
 
-def test_who_adds_a_tenant_where_no_store_is_hears_that_one_is_made(shell: Shell) -> None:
+def test_adding_a_tenant_without_a_store_reports_that_it_is_created(shell: Shell) -> None:
     first = shell("add", "acme", "--name", "Acme")
     where = shell.directory / "inbox.db"
     assert f"note: there is no store at {where}, so a new one is created\n" in first.stderr
@@ -346,9 +346,7 @@ def test_tenants_travel_from_one_store_to_another(shell: Shell, tmp_path: Path) 
         assert len(other.json("audit")) == 3
 
 
-def test_an_import_says_of_each_row_what_becomes_of_it_and_is_done_whole_or_not(
-    shell: Shell, tmp_path: Path
-) -> None:
+def test_an_import_reports_each_row_and_is_atomic(shell: Shell, tmp_path: Path) -> None:
     add(shell, "acme", "--organization-id", "org_1", "--email", "m@example.com")
     add(shell, "same")
     file = tmp_path / "tenants.csv"

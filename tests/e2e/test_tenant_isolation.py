@@ -158,7 +158,7 @@ def test_a_tenant_that_parks_an_id_first_takes_no_other_tenant_s_event_away(host
     assert states == {"no.handler": "parked", "order.paid": "done"}
 
 
-def test_a_tenant_whose_ordered_event_fails_holds_up_no_other_tenant_s_line(host: Host) -> None:
+def test_a_failed_ordered_event_delays_no_lane_of_another_tenant(host: Host) -> None:
     with host.place.daemon("--app", "app:handlers") as daemon:
         assert host.send(daemon, "a", "fails") == 200
         wait_until(host.ran)

@@ -139,7 +139,7 @@ UPGRADE = "MultiTenant:SingleTenantUpgrade:"
         ({"Storage:Backend": "Memory"}, 69, "Sdk:Storage:Backend is Memory"),
     ],
 )
-def test_what_stops_it_is_one_line_and_an_exit_status(capsys, data, keys, status, message):
+def test_its_errors_are_one_line_and_an_exit_status(capsys, data, keys, status, message):
     found, out, err = run(capsys, data, "upgrade", **keys)
     assert (found, out) == (status, "")
     assert err.count("\n") == 1

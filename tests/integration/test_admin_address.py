@@ -301,7 +301,7 @@ async def test_an_address_in_use_is_named_unless_the_receiver_itself_runs_alread
 # -- the API ----------------------------------------------------------------------------------
 
 
-async def test_the_status_says_what_runs_and_how_much(store):
+async def test_the_status_lists_the_running_parts_and_their_counts(store):
     async with administered(registry(works), **store) as admin:
         await admin.app.deliver("order.paid")
         status = await admin.api("/status")
@@ -390,7 +390,7 @@ async def test_replayed_events_run_at_once(store):
         ("/api/events/msg_1?body=yes", "body takes 0 or 1"),
     ],
 )
-async def test_a_query_that_is_not_understood_says_what_it_takes(path, reason):
+async def test_an_invalid_query_is_answered_with_the_valid_parameters(path, reason):
     async with administered() as admin:
         answer = await admin.get(path, TOKEN)
         assert answer.status_code == 400
@@ -418,7 +418,7 @@ async def test_an_order_that_is_not_understood_changes_nothing(order):
         assert (await admin.app.store.counts())[DeliveryState.DEAD] == 1
 
 
-async def test_what_is_not_there_is_said_plainly():
+async def test_a_missing_resource_is_reported_plainly():
     async with administered() as admin:
         assert (await admin.get("/nothing")).status_code == 404
         assert (await admin.get("/api/nothing", TOKEN)).status_code == 404
@@ -546,7 +546,7 @@ async def test_a_large_body_is_refused():
 # -- the token --------------------------------------------------------------------------------
 
 
-async def test_a_generated_token_is_kept_for_its_owner_alone(tmp_path, monkeypatch, caplog):
+async def test_a_generated_token_is_readable_only_by_its_owner(tmp_path, monkeypatch, caplog):
     monkeypatch.delenv("SDK_TEST_ADMIN_TOKEN")
     caplog.set_level("DEBUG")
     path = tmp_path / "data" / "admin-token"

@@ -184,7 +184,7 @@ async def probe_statuses(url, rounds, source=None):
 
 
 @pytest.mark.parametrize("kind", SHORT)
-async def test_what_the_head_decides_is_answered_without_the_body(kind, monkeypatch):
+async def test_refusals_by_the_head_do_not_wait_for_the_body(kind, monkeypatch):
     patient = msgspec.structs.replace(admin_address.LIMITS, body_seconds=3600.0)
     monkeypatch.setattr(admin_address, "LIMITS", patient)
     line, status = SHORT[kind]

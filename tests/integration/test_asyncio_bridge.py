@@ -163,13 +163,13 @@ async def test_it_runs_once_at_a_time():
 
 
 @on_asyncio
-async def test_before_its_start_the_log_says_what_to_give_the_application(caplog):
+async def test_before_its_start_the_log_names_the_missing_lifespan(caplog):
     assert await post(threaded()) == 503
     assert "lifespan=receiver.lifespan" in caplog.text
 
 
 @on_asyncio
-async def test_what_the_drain_does_not_finish_is_there_after_the_next_start(tmp_path):
+async def test_events_that_the_drain_does_not_finish_remain_for_the_next_start(tmp_path):
     begun = threading.Event()
 
     async def forever(event):
@@ -468,7 +468,7 @@ async def test_asyncio_handlers_run_on_the_loop_of_the_server():
 
 @on_asyncio
 @pytest.mark.parametrize("error", [ValueError, SystemExit, asyncio.CancelledError])
-async def test_whatever_an_asyncio_handler_raises_fails_its_run_and_not_the_server(error):
+async def test_an_exception_of_an_asyncio_handler_fails_its_run_and_not_the_server(error):
     async def fails(event):
         raise error("mine")
 
@@ -626,7 +626,7 @@ class asgi_lifespan:  # noqa: N801 - a context manager
 
 
 @on_asyncio
-async def test_the_plain_receiver_says_on_asyncio_what_to_use(caplog):
+async def test_the_plain_receiver_names_the_alternative_on_asyncio(caplog):
     receiver = WebhookReceiver(settings(), registry(works))
     request = Request(receiver)
     request.body(b"{}")

@@ -348,7 +348,7 @@ def _changed(saved: Path, **fields: object) -> None:
             tar.addfile(member, io.BytesIO(body))
 
 
-def test_a_backup_of_another_version_says_who_made_it(
+def test_a_backup_of_another_version_names_its_program(
     command_line: CommandLine, saved: Path
 ) -> None:
     command_line.seed(("msg_1", DeliveryState.DONE))

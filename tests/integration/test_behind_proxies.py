@@ -69,7 +69,7 @@ async def test_rates_are_counted_for_each_sender(kind, tmp_path):
 
 
 @PROXIES
-async def test_who_is_no_proxy_is_not_believed_directly(kind, tmp_path):
+async def test_forwarding_headers_of_a_client_that_is_no_proxy_are_ignored(kind, tmp_path):
     # The proxy has the same address as every client on this machine, so the stranger needs another
     # address.
     async with (

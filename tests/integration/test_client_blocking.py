@@ -260,7 +260,7 @@ def test_it_opens_with_its_first_call_and_is_closed_for_good(upstream):
             call("ord_1")
 
 
-def test_what_is_under_way_ends_with_an_error_when_the_client_closes(upstream):
+def test_calls_in_progress_fail_when_the_client_closes(upstream):
     client = SyncClient(settings_of(upstream))
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(client.request, "GET", "/silent")
@@ -321,7 +321,7 @@ def test_many_calls_that_a_closing_client_meets_end_as_calls_of_a_closed_client(
     assert set(ended) <= {"under way", "the client is closed: create a new one"}
 
 
-def test_what_is_being_read_ends_with_the_client_and_leaving_it_is_no_error(upstream):
+def test_a_body_being_read_ends_with_the_client_and_leaving_it_is_no_error(upstream):
     wait_for_threads()
     client = SyncClient(settings_of(upstream))
     with client.stream("GET", "/orders/export") as answer:
@@ -339,7 +339,7 @@ def test_an_unreferenced_client_ends_its_thread(upstream):
     wait_for_threads()
 
 
-def test_a_client_that_cannot_open_says_why_and_may_be_tried_again(upstream):
+def test_a_client_that_cannot_open_gives_the_reason_and_may_be_retried(upstream):
     class Broken(trio.abc.AsyncResource):
         async def __aenter__(self):
             raise OSError("no such luck")

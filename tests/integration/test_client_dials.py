@@ -248,7 +248,7 @@ async def test_an_address_that_hangs_is_left_for_another_one_of_the_name():
 
 
 @pytest.mark.parametrize("protocol", ["h1", "h2"])
-async def test_where_everything_hangs_a_request_ends_by_the_time_to_connect(
+async def test_if_every_dial_hangs_a_request_ends_at_the_connect_timeout(
     protocol, lost, monkeypatch
 ):
     monkeypatch.setattr(pool, "CONNECT_SECONDS", 2.5)

@@ -141,7 +141,7 @@ async def test_a_read_under_way_when_the_client_closes_ends_with_an_error_of_cal
     assert "closed" in str(error)
 
 
-async def test_under_asyncio_the_client_says_what_it_needs():
+async def test_under_asyncio_the_client_explains_that_it_needs_trio():
     async def main():
         async with Client(settings(1), httpx.MockTransport(lambda request: None)):
             raise AssertionError("it opened")

@@ -402,7 +402,7 @@ async def test_answers_end_where_they_say(answer, body, kept):
         assert client.pool.statistics.connections == int(kept)
 
 
-async def test_the_answer_to_head_has_no_body_whatever_its_headers_say():
+async def test_the_answer_to_head_has_no_body_regardless_of_its_headers():
     upstream = Upstream()
     answer = b"HTTP/1.1 200 OK\r\ncontent-length: 500\r\n\r\n"
     async with client_of(upstream, scripted(answer, answer)) as client:
@@ -448,7 +448,7 @@ async def test_tls_with_an_authority_of_its_own_and_without():
                 await client.post(url)
 
 
-async def test_what_is_raised_inside_leaves_as_it_is():
+async def test_an_exception_inside_leaves_unchanged():
     with pytest.raises(ZeroDivisionError):
         async with Transport(ConnectionOptions()):
             _ = 1 / 0
@@ -460,7 +460,7 @@ async def test_outside_its_context_the_transport_raises_an_error():
         await transport.handle_async_request(httpx.Request("GET", "http://127.0.0.1/"))
 
 
-async def test_closing_fails_what_waits_and_what_is_under_way():
+async def test_closing_fails_waiting_and_running_requests():
     outcomes = []
     async with client_of(Upstream(), max_connections_per_server=1) as client:
 
@@ -536,7 +536,7 @@ async def test_the_zone_of_an_address_is_dialled_and_not_sent():
     assert b"\r\nHost: [fe80::1]:8080\r\n" in heads[0]
 
 
-async def test_under_asyncio_it_says_what_it_needs():
+async def test_under_asyncio_it_explains_that_it_needs_trio():
     async def main():
         async with Transport(ConnectionOptions()):
             raise AssertionError("it opened")

@@ -251,7 +251,7 @@ async def test_a_reader_that_stalls_does_not_stop_the_others():
         assert upstream.connections == 1
 
 
-async def test_the_answer_to_head_has_no_body_whatever_its_headers_say():
+async def test_the_answer_to_head_has_no_body_regardless_of_its_headers():
     async with client_of(Upstream()) as client:
         response = await client.head("/size/1000")
         assert (response.headers["content-length"], response.content) == ("1000", b"")
@@ -430,7 +430,7 @@ async def test_a_frame_announced_as_too_large_fails_the_call_at_once(pieces, siz
         assert upstream.connections == 2
 
 
-async def test_text_in_place_of_the_settings_is_a_failed_connection_that_says_why():
+async def test_text_instead_of_the_settings_frame_is_a_failed_connection_with_the_reason():
     upstream = Upstream()
 
     async def handle(stream):

@@ -226,7 +226,7 @@ async def test_a_server_that_vanished_costs_one_request(monkeypatch):
             assert (await client.get("/")).http_version == "HTTP/3"
 
 
-def test_without_the_extra_it_says_what_to_install(monkeypatch):
+def test_without_the_extra_it_names_the_package_to_install(monkeypatch):
     monkeypatch.delitem(sys.modules, "sdk_trio.net.http3", raising=False)
     monkeypatch.delattr("sdk_trio.net.http3", raising=False)
     monkeypatch.setitem(sys.modules, "aioquic", None)

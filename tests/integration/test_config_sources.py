@@ -225,7 +225,7 @@ def test_a_missing_file_and_a_directory_are_problems(folder: Path) -> None:
     assert [problem.origin for problem in found] == [str(folder / "none.json"), str(folder)]
 
 
-def test_what_a_broken_file_would_have_set_is_not_called_missing(folder: Path) -> None:
+def test_keys_of_a_broken_file_are_not_reported_as_missing(folder: Path) -> None:
     path = write(folder / "a.json", "{")
     loaded = read_settings(path, environ={"SDK__TIMEOUTMS": "1"}, secrets_directory=folder / "s")
     assert [problem.key for problem in loaded.problems] == ["Sdk", "Sdk:TimeoutMs"]

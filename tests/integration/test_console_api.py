@@ -135,7 +135,7 @@ async def test_a_bulk_replay_does_what_its_dry_run_has_shown_and_no_more():
         assert (await admin.replay({**chosen, "confirm": forged})).status_code == 409
 
 
-async def test_a_confirmed_replay_leaves_out_what_came_before_and_died_since():
+async def test_a_confirmed_replay_omits_events_that_died_since():
     handlers, repaired = HandlerRegistry(), trio.Event()
 
     async def breaks_late(event):

@@ -99,7 +99,7 @@ async def test_a_failure_that_is_recorded_twice_counts_once(stores: Stores) -> N
     assert len(await inbox.attempts("m")) == 1
 
 
-async def test_a_renewal_keeps_a_start_that_is_on_its_way(stores: Stores) -> None:
+async def test_a_renewal_keeps_a_start_in_progress(stores: Stores) -> None:
     inbox, other = await stores.open(), await stores.open("other")
     await inbox.accept(delivery(), leased=False)
     started: list[bool] = []

@@ -286,7 +286,7 @@ def test_the_limit_of_the_running_receiver_is_what_counts(monkeypatch, tmp_path)
     ("state", "what"),
     [(0, "synchronized by NTP"), (5, "not synchronized"), (-1, "does not report")],
 )
-def test_what_the_kernel_says_of_the_clock(monkeypatch, state, what):
+def test_the_kernel_s_state_of_the_clock(monkeypatch, state, what):
     class Library:
         @staticmethod
         def adjtimex(_):
@@ -415,7 +415,7 @@ def test_a_write_ahead_log_that_is_held_back(doctor, monkeypatch):
     writer.close()
 
 
-def test_the_growth_is_measured_over_what_came_last(doctor):
+def test_the_growth_is_measured_over_the_newest_deliveries(doctor):
     now = 1_800_000_000.0 + 2 * 86_400
     doctor.command_line.seed(*((f"msg_{n}", DeliveryState.DONE) for n in range(3)))
     file = doctor.data / "inbox.db"

@@ -284,7 +284,9 @@ async def test_a_handler_that_ends_the_transaction_itself_fails(
         await app.deliver(OrderPaidEvent, expect="retrying")
 
 
-async def test_what_waits_is_not_held_up_by_a_failing_store_of_a_handler(place: Place) -> None:
+async def test_waiting_events_are_not_delayed_by_a_failing_database_of_a_handler(
+    place: Place,
+) -> None:
     """A statement that fails is the handler's failure, and no failure of the store."""
     handlers = HandlerRegistry()
 
@@ -416,7 +418,7 @@ async def test_statements_that_take_too_long_are_stopped(
     await inbox.close()
 
 
-async def test_a_store_that_waits_for_effects_says_for_whose(
+async def test_a_store_that_waits_for_effects_names_their_event(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(committer, "ANSWER_SECONDS", 0.2)

@@ -96,7 +96,7 @@ async def test_the_store_has_a_name_and_a_position_of_another_store_starts_over(
             assert await listener.ids(2) == ["msg_1", "msg_2"]
 
 
-async def test_two_hosts_whose_first_listeners_come_at_once_give_the_store_one_name(monkeypatch):
+async def test_two_hosts_with_simultaneous_first_listeners_give_the_store_one_name(monkeypatch):
     server = running_server()
     dsn = server.fresh()
     import psycopg
@@ -533,7 +533,7 @@ async def test_a_wrong_token_ends_the_iterator_with_the_reason_at_once(monkeypat
     assert feed_url("unix:/run/a?b.sock?mode=0660") == "unix:/run/a?b.sock"
 
 
-async def test_what_arrives_while_a_page_is_read_is_not_passed_over():
+async def test_arrivals_while_a_page_is_read_are_not_skipped():
     async with administered(registry(works)) as admin, listening(admin) as listener:
         feed = admin.runtime.administrator._app._feed
         (inner,) = feed._listeners

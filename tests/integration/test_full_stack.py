@@ -111,7 +111,7 @@ async def test_a_client_of_ones_own_is_opened_and_closed():
         await client.orders.get("ord_2")
 
 
-async def test_what_needs_the_client_or_an_extra_ends_the_construction(monkeypatch):
+async def test_parts_without_their_client_or_extra_fail_the_construction(monkeypatch):
     async with scripted_upstream() as upstream:
         reconciling = full_stack(upstream, Webhooks__Reconciliation__Enabled=True)
         with pytest.raises(sdk_trio.OptionsValidationError, match="Reconciliation:Enabled"):

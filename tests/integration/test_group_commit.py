@@ -130,7 +130,7 @@ async def test_units_of_one_iteration_share_a_transaction_and_get_their_own_resu
         assert found == (value,)
 
 
-async def test_what_queues_up_during_a_commit_is_one_transaction_in_its_order(
+async def test_items_queued_during_a_commit_are_one_transaction_in_order(
     store: GroupCommit, engine: SqliteEngine, gate: Gate
 ) -> None:
     async with trio.open_nursery() as nursery:
@@ -216,7 +216,7 @@ async def test_a_single_unit_has_its_transaction_for_itself(
     assert await store.submit(keys) == ["a", "b", "s", "c"]
 
 
-async def test_only_what_must_survive_a_power_cut_is_synced(
+async def test_only_commits_that_must_survive_a_power_cut_are_synced(
     store: GroupCommit, engine: SqliteEngine
 ) -> None:
     def synchronous(transaction: Any) -> int:

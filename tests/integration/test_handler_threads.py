@@ -101,7 +101,7 @@ async def test_a_failure_names_the_line_and_what_it_asks_for(store, enqueue):
         assert f"{__file__}:{line} in " in attempt.place
 
 
-async def test_what_belongs_to_the_loop_can_be_asked_from_the_thread(enqueue):
+async def test_values_of_the_loop_can_be_read_from_the_thread(enqueue):
     def grant(event):
         assert trio.from_thread.run(later) == "said"
 
@@ -232,7 +232,7 @@ async def test_a_context_manager_that_cannot_be_entered_fails_the_run():
     assert delivered.error == "ConnectionError: no database"
 
 
-async def test_a_run_that_is_refused_for_its_result_fails_what_stands_around_it():
+async def test_a_run_refused_for_its_result_fails_the_surrounding_context():
     async def work():
         """Do nothing; it is never awaited."""
 

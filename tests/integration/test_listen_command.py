@@ -298,7 +298,7 @@ async def test_a_store_that_is_replaced_during_a_listener_is_reported(
     assert "not connected: the receiver is stopping; retrying" in "".join(err)
 
 
-async def test_what_the_retention_removes_is_no_other_store(tmp_path, capsys):
+async def test_removal_by_retention_does_not_look_like_another_store(tmp_path, capsys):
     local = LocalServer()
     handlers = registry(breaks, enqueue=True)
     keys = {"Webhooks__Queue__MaxAttempts": 1, **STORED}

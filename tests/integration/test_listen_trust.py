@@ -154,7 +154,7 @@ async def test_wrong_proofs_are_counted_as_wrong_tokens():
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\r\u202egpj.exe\x9b31m"
 
 
-async def test_what_a_remote_program_answers_cannot_write_escapes_to_the_terminal():
+async def test_answers_of_a_remote_program_cannot_write_escapes_to_the_terminal():
     body = json.dumps({"error": ESCAPES})
     async with recording(http(body, "401 Unauthorized")) as remote:
         with pytest.raises(RelayError) as refused:

@@ -116,7 +116,7 @@ async def test_a_name_that_resolves_to_a_private_address_is_refused(address):
     assert names.connected == []
 
 
-async def test_what_was_checked_is_what_is_connected_to():
+async def test_the_checked_address_is_the_one_connected_to():
     async with fake_provider(http_answer(200)) as provider:
         # A second look-up would give the private address.
         names = Names(["10.0.0.1", PUBLIC, "::1"], ["127.0.0.1"], port=provider.port)

@@ -172,7 +172,7 @@ async def test_refusals(channel, status):
 
 @pytest.mark.parametrize("channel", CHANNELS)
 @pytest.mark.parametrize("status", [408, 425, 429, 500, 501, 503, 507])
-async def test_what_may_be_tried_again(channel, status):
+async def test_outcomes_that_may_be_retried(channel, status):
     assert await outcome_of(channel, http_answer(status)) == Again(f"answered {status}", None)
 
 
@@ -214,7 +214,7 @@ async def test_the_reset_of_a_rate_limit_is_waited_for():
     assert await outcome_of("email", past) == Again("answered 429", 3)
 
 
-async def test_the_provider_s_words_are_kept_bounded_and_without_what_is_secret():
+async def test_the_provider_s_text_is_stored_truncated_and_without_secrets():
     words = f"no {EMAIL}\r\n\x1b[2J {VARIABLES['EMAIL_API_KEY']} " + "x" * 5000
     body = json.dumps({"errors": [{"message": words, "field": "to"}]}).encode()
     outcome = await outcome_of("email", http_answer(400, body))
@@ -374,7 +374,7 @@ async def answer_and_garble(provider, stream):
 
 
 @pytest.mark.parametrize("behave", [answer_and_drip, answer_and_break, answer_and_garble])
-async def test_a_receiver_that_has_said_2xx_has_taken_it_whatever_its_body_does(behave):
+async def test_a_2xx_head_means_accepted_regardless_of_the_body(behave):
     async with fake_provider(behave=behave) as provider:
         assert await send("webhook", options(provider.url, timeout_seconds=20)) == Sent()
     assert provider.connections == 1
@@ -443,7 +443,7 @@ async def test_cancelling_ends_at_once_and_leaves_no_connection(channel):
 
 @pytest.mark.parametrize("fault", [NotSentError("x"), AnswerLostError("x"), ValueError("secret")])
 @pytest.mark.parametrize("channel", CHANNELS)
-async def test_whatever_a_poster_raises_becomes_an_outcome(channel, fault, caplog):
+async def test_any_exception_of_a_poster_becomes_an_outcome(channel, fault, caplog):
     class Faulty:
         async def post(self, *args, **others):
             await trio.lowlevel.checkpoint()
@@ -501,7 +501,7 @@ NOT_SENT = [
 
 
 @pytest.mark.parametrize(("channel", "changes", "variables", "reason"), NOT_SENT)
-async def test_what_is_missing_skips_with_its_name(channel, changes, variables, reason):
+async def test_a_missing_value_skips_the_message_and_is_named(channel, changes, variables, reason):
     async with fake_provider(http_answer(200)) as provider:
         outcome = await send(
             channel,

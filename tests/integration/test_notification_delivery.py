@@ -120,7 +120,7 @@ class Script:
     ],
     ids=lambda value: "-".join(map(str, value)),
 )
-async def test_what_becomes_of_a_message_whatever_the_provider_does(
+async def test_the_end_of_a_message_for_any_behavior_of_the_provider(
     channel: str,
     steps: Sequence[str],
     once: tuple[str, int],

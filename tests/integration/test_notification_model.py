@@ -331,7 +331,7 @@ class PostgresMachine(NotificationMachine):
 
 
 @pytest.mark.parametrize("machine", [SqliteMachine, MemoryMachine, PostgresMachine])
-def test_any_order_of_calls_gives_what_the_model_says(machine: Any) -> None:
+def test_any_order_of_calls_gives_the_model_s_results(machine: Any) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(

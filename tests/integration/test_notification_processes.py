@@ -95,7 +95,9 @@ async def senders(tmp_path: Path) -> AsyncIterator[Senders]:
         senders.kill(owner)
 
 
-async def test_two_processes_send_no_message_twice_and_one_goes_on_alone(senders: Senders) -> None:
+async def test_two_processes_send_no_message_twice_and_one_continues_alone(
+    senders: Senders,
+) -> None:
     store: Any = await SqliteInbox.open(senders.file, owner="command", **TERMS)
     await store.notifications.enlist({}, now=0.0, oldest=0.0)
     made = 0

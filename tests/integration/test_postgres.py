@@ -221,7 +221,9 @@ async def test_a_start_takes_what_its_dead_predecessor_and_the_processes_of_that
         assert [owner for (owner,) in left if owner] == ["deader", "other.dead.1"]
 
 
-async def test_what_a_command_puts_back_between_two_polls_is_noticed(database: Database) -> None:
+async def test_events_replayed_by_a_command_between_two_polls_are_noticed(
+    database: Database,
+) -> None:
     """The command opens the store, replays and closes, all between two polls of an idle host."""
     async with database.open("host") as host, database.open("third") as third:
         await host.accept(delivery("m1"), leased=True)
@@ -244,7 +246,7 @@ async def test_what_a_command_puts_back_between_two_polls_is_noticed(database: D
         assert (await host.counts())[DeliveryState.DEAD] == 1
 
 
-async def test_what_a_dead_host_held_is_noticed_and_run_by_another(database: Database) -> None:
+async def test_events_of_a_dead_host_are_noticed_and_run_by_another(database: Database) -> None:
     async with database.open("one", lease_seconds=0.2) as one, database.open("two") as two:
         await one.accept(delivery("m1"), leased=True)
         await one.start("m1", now=1000)
@@ -749,7 +751,7 @@ async def test_commits_are_durable_where_the_server_would_not_make_them_so(
 
 
 @pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
-async def test_texts_of_all_scripts_are_kept_whatever_encoding_the_users_settings_say(
+async def test_texts_of_all_scripts_are_stored_under_any_client_encoding(
     database: Database, encoding: str
 ) -> None:
     database.execute(f"ALTER DATABASE {database.name} SET client_encoding = {encoding}")

@@ -246,7 +246,7 @@ def test_a_unit_that_raises_changes_nothing(database: Database, path: str) -> No
 
 
 @pytest.mark.parametrize("call", ["run", "each", "insert"])
-def test_a_statement_that_the_server_refuses_fails_alone_and_says_why(
+def test_a_refused_statement_fails_alone_with_the_reason(
     database: Database, path: str, call: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = database.engine(dsn=path)
@@ -448,7 +448,7 @@ def test_a_commit_whose_end_is_unknown_is_reported_and_not_run_again(
     put(engine, "after")
 
 
-def test_a_server_that_is_away_is_dialled_after_pauses_and_comes_back(
+def test_an_unavailable_server_is_dialled_after_pauses_until_it_returns(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dials: list[str] = []
@@ -616,7 +616,7 @@ def test_no_setting_of_the_role_reaches_a_transaction(
 
 
 @pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
-def test_texts_of_all_scripts_are_kept_whatever_encoding_the_users_settings_say(
+def test_texts_of_all_scripts_are_stored_under_any_client_encoding(
     database: Database, encoding: str
 ) -> None:
     database.execute(f"ALTER DATABASE {database.name} SET client_encoding = {encoding}")

@@ -127,7 +127,7 @@ async def test_order_and_duplicates_across_midnight(store: Store) -> None:
         assert await keys_in(inbox) == ["b", "a"]
 
 
-async def test_what_must_stay_of_old_days_stays_in_one_partition(store: Store) -> None:
+async def test_retained_rows_of_old_days_are_in_one_partition(store: Store) -> None:
     async with store.open() as inbox:
         for number in range(3):
             now = number * DAY + 100

@@ -38,7 +38,7 @@ async def open_inbox(directory):
     )
 
 
-async def test_what_was_committed_although_its_request_was_cancelled_is_handled(
+async def test_an_event_committed_despite_a_cancelled_request_is_handled(
     tmp_path, handlers, handled
 ):
     """A cancelled sender delivers again and gets 200, so the event must be in the queue."""

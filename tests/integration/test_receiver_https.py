@@ -53,7 +53,7 @@ OPAQUE = b'{"error":"invalid webhook"}'
         (LOOPBACK, [("X-Forwarded-Ssl", "on"), ("Front-End-Https", "on")], 400),
     ],
 )
-async def test_what_counts_as_https_behind_a_proxy(trusted, headers, status):
+async def test_requests_that_count_as_https_behind_a_proxy(trusted, headers, status):
     async with serving(
         registry(works), Webhooks__RequireHttps=True, Server__TrustedProxies=trusted
     ) as app:

@@ -74,7 +74,7 @@ async def test_the_lifespan_of_another_server_starts_and_drains_it(sqlite):
     assert receiver.report.persisted == 0
 
 
-async def test_what_its_drain_does_not_finish_in_time_stays_in_the_store(sqlite):
+async def test_events_that_its_drain_does_not_finish_stay_in_the_store(sqlite):
     async def handler(event):
         await trio.sleep_forever()
 
@@ -113,7 +113,7 @@ async def test_a_mount_under_a_prefix_keeps_the_whole_path():
         nursery.cancel_scope.cancel()
 
 
-async def test_where_nothing_starts_it_the_answer_is_503():
+async def test_without_a_start_the_answer_is_503():
     receiver = WebhookReceiver(settings(), registry(works))
     application = Starlette(routes=[Route("/hooks/sdk", receiver, methods=["POST"])])
     async with served(application) as address:

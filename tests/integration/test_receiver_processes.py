@@ -137,7 +137,9 @@ async def deliver_all(url: str, deliveries: Sequence[SignedDelivery]) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="an inherited socket")
 @pytest.mark.parametrize("type_", ["order.paid", "order.created"], ids=["enqueued", "inline"])
-async def test_what_two_processes_acknowledge_is_handled_once(tmp_path: Path, type_: str) -> None:
+async def test_events_acknowledged_by_two_processes_are_handled_once(
+    tmp_path: Path, type_: str
+) -> None:
     with two_processes(tmp_path) as (url, processes):
         wanted: list[str] = []
         with trio.fail_after(PATIENCE_SECONDS):

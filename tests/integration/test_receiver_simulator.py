@@ -88,7 +88,7 @@ async def test_a_body_is_merged_into_the_data_of_the_sample():
     assert "currency" not in data
 
 
-async def test_what_the_receiver_answers_is_passed_on():
+async def test_the_receiver_s_answer_is_passed_on():
     async def handler(event):
         raise RuntimeError("broken")
 

@@ -96,7 +96,7 @@ async def test_unfinished_bodies_are_bounded_and_small_deliveries_continue(
     assert "crowded" in {line["cause"] for line in crowded}
 
 
-async def test_a_piece_that_is_on_its_way_when_its_body_gives_way_takes_nothing_off_the_budget():
+async def test_a_late_piece_of_an_evicted_body_does_not_reduce_the_budget():
     """Else strangers would use the budget up, and one day no body in parts would be taken."""
     bodies = body.Bodies(largest=100, together=100)
 
@@ -123,7 +123,7 @@ async def test_a_piece_that_is_on_its_way_when_its_body_gives_way_takes_nothing_
 
 
 @pytest.mark.parametrize("fast", [True, False], ids=["fast", "hypercorn"])
-async def test_a_body_that_is_too_slow_is_logged_with_what_has_come(fast, monkeypatch, caplog):
+async def test_a_slow_body_is_logged_with_its_received_size(fast, monkeypatch, caplog):
     monkeypatch.setattr(body, "BODY_SECONDS", 0.3)
     async with serving(registry(works), Server__FastPath=fast) as app:
         with await RawWire.connect(app.url) as wire:

@@ -87,7 +87,7 @@ async def test_a_delivery_in_progress_ends_by_the_old_settings():
         assert answers == [200]
 
 
-async def test_what_cannot_be_used_changes_nothing():
+async def test_unusable_settings_change_nothing():
     async with serving(registry(works)) as app:
         before = app.settings
 

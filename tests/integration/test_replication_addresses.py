@@ -125,7 +125,9 @@ async def test_a_blob_store_s_address_leads_to_its_account_with_its_key(tmp_path
         BlobStoreOptions(account_name="a", path_prefix="with space"),
     ],
 )
-def test_what_a_blob_store_s_address_cannot_hold_has_none(blobs: BlobStoreOptions) -> None:
+def test_settings_that_a_blob_store_s_address_cannot_express_have_no_address(
+    blobs: BlobStoreOptions,
+) -> None:
     options = ReplicationOptions(
         replica_target_type=ReplicaTargetType.BLOB_STORE, blob_store=blobs, sync_interval_seconds=1
     )

@@ -58,7 +58,7 @@ def read(file):
         ("VACUUM", None),
     ],
 )
-def test_what_is_noticed(tmp_path, statement, difference):
+def test_differences_that_are_noticed(tmp_path, statement, difference):
     original = read(database(tmp_path / "a.db"))
     assert original.difference(read(database(tmp_path / "b.db", statement))) == difference
 

@@ -51,7 +51,7 @@ def restore(host, output, *options, tenant="acme", at_set=()):
     return host.run(*words, *(word for key in at_set for word in ("--set", key)))
 
 
-def test_what_is_restored_and_said(host, output):
+def test_the_result_and_the_output_of_a_restore(host, output):
     ended = restore(host, output, "--format", "json")
     assert ended.status == 0, ended.err
     assert rows_of(output) == host.rows("acme")

@@ -195,7 +195,7 @@ def test_another_users_process_is_not_ours_to_signal(start: Started, pid_file: P
         (b"2147483647", "stale"),
     ],
 )
-def test_what_is_no_process_of_the_replicator_is_refused(
+def test_a_process_that_is_not_the_replicator_is_refused(
     pid_file: Path, content: bytes, expected: str
 ) -> None:
     pid_file.write_bytes(content)

@@ -128,7 +128,7 @@ async def test_a_new_tenant_is_replicated_after_a_reload(fleet, caplog):
     assert fleet.restored(new[0]) == [1]
 
 
-async def test_a_database_that_goes_is_let_go_of_without_a_restart(fleet, caplog):
+async def test_a_removed_database_is_unregistered_without_a_restart(fleet, caplog):
     supervisor = supervisor_of(fleet)
     async with supervised(supervisor):
         await until(lambda: all_synced(supervisor, fleet))
@@ -299,7 +299,7 @@ async def test_a_target_that_is_away_from_the_start_is_no_hanging_replicator(fle
         assert "check the target" in health.reason
 
 
-async def test_a_stop_that_hangs_is_cut_short_and_said(fleet, caplog):
+async def test_a_hanging_stop_is_cut_short_and_logged(fleet, caplog):
     supervisor = supervisor_of(fleet, attrs.evolve(QUICK, stop=0.5, watch=60))
     async with supervised(supervisor):
         os.kill(supervisor.pid, signal.SIGSTOP)
@@ -394,7 +394,7 @@ async def test_a_second_supervisor_of_the_same_databases_is_refused(fleet):
         pass
 
 
-async def test_a_replicator_that_is_not_ours_keeps_ours_away_until_it_ends(fleet, caplog):
+async def test_a_foreign_replicator_keeps_ours_from_starting_until_it_ends(fleet, caplog):
     theirs = subprocess.Popen(
         [program("litestream"), "replicate", "-config", fleet.config],
         stdout=subprocess.DEVNULL,

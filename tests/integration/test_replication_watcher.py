@@ -276,7 +276,7 @@ async def test_a_replicator_that_could_not_be_notified_is_notified_later(tmp_pat
         assert [count for _, count in here.replicator.reloads] == [1]
 
 
-async def test_what_cannot_be_written_is_said_once_and_tried_until_it_can(
+async def test_a_failed_write_is_logged_once_and_retried_until_it_succeeds(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with world(tmp_path) as here:
@@ -321,7 +321,7 @@ async def test_a_file_replaced_without_a_watcher_is_noticed(
         assert watcher.regenerations == 1
 
 
-async def test_a_file_keeps_its_identity_whatever_is_done_to_its_content(tmp_path: Path) -> None:
+async def test_a_file_keeps_its_identity_when_its_content_changes(tmp_path: Path) -> None:
     file = tmp_path / "a.db"
     with closing(sqlite3.connect(file, isolation_level=None)) as connection:
         connection.execute("PRAGMA journal_mode = WAL")

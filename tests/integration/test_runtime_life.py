@@ -232,7 +232,7 @@ async def test_shutting_down_twice_keeps_the_first_reason_and_drains(store, capl
 
 
 @on_every_store
-async def test_what_the_drain_did_not_finish_is_reported_with_ids(store, caplog):
+async def test_events_that_the_drain_did_not_finish_are_reported_with_ids(store, caplog):
     caplog.set_level("INFO")
     runtime = Runtime(
         settings(Webhooks__GracefulDrainTimeoutSeconds=0.2, Webhooks__Queue__Workers=2, **store),

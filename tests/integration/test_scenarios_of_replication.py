@@ -199,7 +199,7 @@ def restored(fleet: Fleet, number: int) -> list[str]:
 
 
 @pytest.mark.parametrize("meanwhile", [False, True], ids=["before", "meanwhile"])
-async def test_whatever_a_tenant_does_the_replica_is_its_database(
+async def test_after_any_transition_the_replica_equals_the_database(
     fleet: Fleet, meanwhile: bool
 ) -> None:
     """The scenarios above; "before" is also tests/integration/scenario_test.go, TestFreshStart."""

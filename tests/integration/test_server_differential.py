@@ -212,7 +212,7 @@ several = st.lists(conversations(), min_size=1, max_size=TOGETHER)
 
 @settings(max_examples=2 * EXAMPLES // TOGETHER)
 @given(several)
-def test_what_the_fast_path_accepts_hypercorn_reads_alike(conversations):
+def test_hypercorn_reads_requests_like_the_fast_path(conversations):
     beside_stock(all_the_same, conversations)
 
 

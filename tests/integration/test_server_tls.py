@@ -143,7 +143,7 @@ async def test_a_long_answer_that_does_not_fit_the_socket_arrives_whole(files):
     assert answers.endswith(b"\r\n\r\n")
 
 
-async def test_what_is_refused_plain_is_refused_the_same_way(files):
+async def test_refusals_over_tls_equal_those_without(files):
     names = list(REFUSED)[::4]
     async with (
         http_server(True, certificate=files, patience=60) as secure,
@@ -185,7 +185,9 @@ async def test_old_versions_are_refused(files):
 
 
 @pytest.mark.parametrize("noise", [b"", b"\x16\x03\x01\x02\x00", get()])
-async def test_who_does_not_finish_the_handshake_is_let_go(files, noise, monkeypatch):
+async def test_a_client_that_does_not_finish_the_handshake_is_disconnected(
+    files, noise, monkeypatch
+):
     async with http_server(True, certificate=files) as server:
         monkeypatch.setattr(tls, "HANDSHAKE_SECONDS", 0.1)
         with await RawWire.connect(server.url.replace("https", "http")) as wire:
@@ -209,7 +211,7 @@ async def test_the_end_comes_to_idle_clients_and_to_those_in_their_handshake(fil
             assert b"HTTP" not in await silent.rest()
 
 
-async def test_what_runs_at_the_end_is_finished_and_announces_it(files):
+async def test_requests_in_progress_are_finished_and_announce_the_close(files):
     async with http_server(True, certificate=files) as server, secure_wire(server) as wire:
         await wire.send(get(b"/gate"))
         await server.observer.began.wait()

@@ -457,7 +457,7 @@ def test_both_engines_differ(command_line: CommandLine) -> None:
 # -- status and check ----------------------------------------------------------------------------
 
 
-def test_the_status_says_what_the_next_start_does(
+def test_the_status_shows_the_steps_of_the_next_start(
     command_line: CommandLine, file: Path, database: Database
 ) -> None:
     shown = command_line("storage", "status", "-f", "json").document

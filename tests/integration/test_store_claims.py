@@ -142,7 +142,7 @@ async def test_a_key_that_any_way_has_taken_is_not_new(inbox):
     await inbox.finish("accepted.tenant", Done(), now=1001.0)
 
 
-async def test_what_another_process_has_written_is_read_before_a_key_is_new(inbox, tmp_path):
+async def test_writes_of_another_process_are_read_before_a_key_counts_as_new(inbox, tmp_path):
     await learned(inbox)
     other = await open_inbox(tmp_path, "two", claims=False)
     await other.accept(delivery("theirs"), leased=False)

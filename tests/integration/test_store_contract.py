@@ -211,7 +211,7 @@ async def test_the_runs_of_one_dead_owner_are_left_to_its_heir(stores: Stores) -
     assert (await heir.get("started")).state is DeliveryState.RECEIVED  # type: ignore[union-attr] # it exists
 
 
-async def test_a_run_whose_heir_never_comes_is_taken_when_the_lease_has_ended(
+async def test_a_run_without_an_heir_is_claimed_after_its_lease(
     stores: Stores,
 ) -> None:
     dead, alive = await stores.open("dead"), await stores.open("alive")
@@ -278,7 +278,7 @@ async def test_a_postponed_run_is_not_counted_and_is_due_at_its_time(
         assert (record.state, record.last_error) == (DeliveryState.DONE, error)
 
 
-async def test_what_was_answered_is_kept_with_a_run_that_ended_well(stores: Stores) -> None:
+async def test_the_application_s_answer_is_stored_with_a_successful_run(stores: Stores) -> None:
     inbox = await stores.open()
     for name in ("began", "started", "retried"):
         await inbox.accept(delivery(name), leased=True)
@@ -368,7 +368,7 @@ async def test_a_lease_is_another_s_until_it_expires(stores: Stores) -> None:
     assert await inbox.renew(["m1", "gone"], now=1021) == Renewed()
 
 
-async def test_a_renewal_gives_up_whatever_is_not_held(stores: Stores) -> None:
+async def test_a_renewal_gives_up_leases_that_are_not_held(stores: Stores) -> None:
     """Events claimed for a caller that has left are due at once, and no attempt is counted."""
     inbox, other = await stores.open("one"), await stores.open("other")
     for name in ("held", "stray", "started", "waits"):
@@ -598,7 +598,7 @@ async def test_closing_is_shielded(stores: Stores) -> None:
         await inbox.counts()
 
 
-async def test_it_says_which_ids_it_knows_in_whatever_state(stores: Stores) -> None:
+async def test_it_reports_known_ids_in_any_state(stores: Stores) -> None:
     inbox = await stores.open()
     await inbox.accept(delivery("waiting"), leased=False)
     await inbox.claim(delivery("failed"))
@@ -739,7 +739,7 @@ async def test_other_bodies_are_kept_once_up_to_a_bound_and_go_with_the_first(
     assert await inbox.get("m1.t1") is None
 
 
-async def test_what_is_kept_of_other_bodies_in_memory_is_bounded_and_given_back() -> None:
+async def test_the_memory_of_other_bodies_is_bounded_and_freed() -> None:
     inbox = MemoryInbox(owner="one", lease_seconds=1, dedup_seconds=1, payload_seconds=1)
     for number in range(20):
         incoming = delivery(f"m{number}")

@@ -475,7 +475,7 @@ async def keep_bodies(inbox: SqliteInbox) -> None:
     await inbox.park(NewDelivery("parked", "order.paid", parked, 7, 1000.0))
 
 
-async def test_what_retention_removes_is_in_no_file_any_more(
+async def test_data_removed_by_retention_is_in_no_file_any_more(
     inbox: SqliteInbox, file: Path
 ) -> None:
     await keep_bodies(inbox)
@@ -562,7 +562,7 @@ async def test_wiping_reaches_what_earlier_versions_left_behind(
     assert (await inbox.accept(delivery("kept"), leased=True)).admission is Admission.QUEUED
 
 
-async def test_wiping_says_when_a_reader_keeps_the_log(inbox: SqliteInbox, file: Path) -> None:
+async def test_wiping_reports_a_reader_that_keeps_the_log(inbox: SqliteInbox, file: Path) -> None:
     other = apsw.Connection(str(file))
     other.execute("BEGIN")
     other.execute("SELECT count(*) FROM arrival").fetchall()

@@ -641,7 +641,7 @@ class PostgresMachine(StoreMachine):
 
 
 @pytest.mark.parametrize("machine", [SqliteMachine, MemoryMachine, PostgresMachine])
-def test_any_order_of_calls_gives_what_the_model_says(machine: type[StoreMachine]) -> None:
+def test_any_order_of_calls_gives_the_model_s_results(machine: type[StoreMachine]) -> None:
     from hypothesis.stateful import run_state_machine_as_test
 
     run_state_machine_as_test(

@@ -113,7 +113,7 @@ def promises_of_a_killed_child(file: Path) -> set[str]:
     return promised
 
 
-async def test_what_was_accepted_survives_kill_9_in_the_middle_of_commits(tmp_path: Path) -> None:
+async def test_accepted_events_survive_kill_9_in_the_middle_of_commits(tmp_path: Path) -> None:
     file = tmp_path / "inbox.db"
     for _ in range(3):
         promised = await trio.to_thread.run_sync(promises_of_a_killed_child, file)
@@ -185,7 +185,7 @@ store.execute("COMMIT")
 """
 
 
-async def test_a_command_beside_processes_that_write_in_turns_waits_for_its_own(
+async def test_a_command_beside_processes_that_alternate_writes_gets_the_write_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = Settings(storage=StorageOptions(path=str(tmp_path)))

@@ -161,7 +161,7 @@ async def test_after_the_block_and_after_the_end_calls_are_refused(tmp_path):
         await databases.run(TENANT, bodies)
 
 
-async def test_what_waits_when_they_are_closed_is_refused_and_what_runs_is_finished(tmp_path):
+async def test_on_close_waiting_calls_are_refused_and_running_ones_finished(tmp_path):
     databases = TenantDatabases(tmp_path, max_open=1, max_threads=1)
     go_on = threading.Event()
 
@@ -186,7 +186,7 @@ async def test_what_waits_when_they_are_closed_is_refused_and_what_runs_is_finis
     "tenant_id",
     ["../default", "", "default", TENANT.upper(), f"../{TENANT}", f"{TENANT}\n", "a/" + TENANT],
 )
-async def test_what_is_no_tenant_id_is_no_file_name(tmp_path, tenant_id):
+async def test_only_a_tenant_id_becomes_a_file_name(tmp_path, tenant_id):
     async with opened(tmp_path / "tenants") as databases:
         with pytest.raises(InvalidTenantError):
             async with databases.open(tenant_id):
@@ -319,7 +319,7 @@ async def test_an_unlinked_log_is_not_written_to(tmp_path, suffix):
         assert await again.run(TENANT, bodies) == ["kept"]
 
 
-async def test_what_is_written_while_the_file_is_replaced_is_no_success(tmp_path):
+async def test_a_write_while_the_file_is_replaced_is_no_success(tmp_path):
     def add_and_replace(connection):
         add("lost")(connection)
         replace_by_a_copy(tmp_path, "new")
@@ -332,9 +332,7 @@ async def test_what_is_written_while_the_file_is_replaced_is_no_success(tmp_path
         assert await databases.run(TENANT, bodies) == ["new", "again"]
 
 
-async def test_what_is_committed_to_a_file_that_is_replaced_then_is_no_success(
-    tmp_path, monkeypatch
-):
+async def test_a_commit_to_a_file_that_is_then_replaced_is_no_success(tmp_path, monkeypatch):
     """The file disappears between the last check and the commit, and is missed after it."""
     looked = database_opener._require_in_place
     looks = []
@@ -366,7 +364,7 @@ async def test_a_missing_database_is_not_created_again(tmp_path):
         assert await databases.run(TENANT, bodies) == ["old"]
 
 
-async def test_who_restores_waits_for_the_tenants_to_be_let_go_of_and_keeps_them_out(tmp_path):
+async def test_a_restore_waits_until_the_databases_are_closed_and_locks_them(tmp_path):
     file = tmp_path / f"{TENANT}.db"
     async with opened(tmp_path) as databases:
         await databases.run(TENANT, add("old"))

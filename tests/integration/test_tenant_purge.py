@@ -99,7 +99,7 @@ async def test_the_audit_trail_names_who_purged_and_keeps_the_past_unless_asked_
     assert [row.action for row in await bench.tenants.audit(two.tenant_id)] == ["Purged"]
 
 
-async def test_a_tenant_that_came_back_after_the_dry_run_keeps_everything(bench):
+async def test_a_tenant_reactivated_after_the_dry_run_keeps_everything(bench):
     tenant_id = await bench.add("back")
     await bench.delete("back", days_ago=100)
     (candidate,) = await bench.purger.candidates()
@@ -208,7 +208,7 @@ async def test_deliveries_of_one_tenant_go_whatever_their_state_and_others_stay(
     assert (await store.inbox.holdings("other"))["attempts"] == 0
 
 
-async def test_a_body_that_came_under_anothers_key_goes_with_the_tenant_that_it_is_of(store):
+async def test_a_body_stored_under_another_tenant_s_key_is_purged_with_its_own_tenant(store):
     first = NewDelivery("m1", "order.paid", b"first", 1, 1.0, tenant_id="other")
     for body, tenant_id in ((b"first", "other"), (b"mine", "mine"), (b"host's", None)):
         incoming = structs.replace(first, raw=body, tenant_id=tenant_id)

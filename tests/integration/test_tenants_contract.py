@@ -142,7 +142,7 @@ class SlowToReturn:
         await self.go_on.wait()
 
 
-async def test_who_sees_a_transition_before_it_has_returned_does_not_just_follow_it(
+async def test_an_overlapping_transition_is_a_conflict(
     hosts: Hosts,
 ) -> None:
     tenant = await add(await hosts.service())
@@ -247,7 +247,7 @@ async def test_changes_of_another_process_are_noticed(hosts: Hosts) -> None:
             nursery.cancel_scope.cancel()
 
 
-async def test_what_this_process_has_changed_is_seen_at_once(hosts: Hosts) -> None:
+async def test_changes_of_this_process_are_seen_at_once(hosts: Hosts) -> None:
     service = await hosts.service()
     assert await service.find_by_organization("o") is None
     tenant = await add(service, organization_id="o")

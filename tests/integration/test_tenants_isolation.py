@@ -202,7 +202,7 @@ class PostgresIsolation(IsolationMachine):
 
 
 @pytest.mark.parametrize("machine", [SqliteIsolation, MemoryIsolation, PostgresIsolation])
-def test_a_store_says_of_each_sender_what_it_would_say_without_the_others(
+def test_the_store_s_results_for_a_sender_do_not_depend_on_the_others(
     machine: type[IsolationMachine],
 ) -> None:
     run_state_machine_as_test(
@@ -343,7 +343,7 @@ async def test_the_id_that_one_tenant_has_used_is_new_for_another_one_and_for_th
     assert seen.keys == [f"evt_1.{ids['a']}", f"evt_1.{ids['b']}", "evt_1"]
 
 
-async def test_what_one_tenant_has_parked_is_not_what_another_one_s_delivery_runs(
+async def test_a_delivery_does_not_run_another_tenant_s_parked_event(
     tmp_path: Path,
 ) -> None:
     seen = Seen()
@@ -382,9 +382,7 @@ async def test_an_ordered_event_that_fails_holds_up_no_other_tenant_s_event_of_t
 
 
 @pytest.mark.parametrize("fast", [True, False])
-async def test_at_the_address_of_a_tenant_its_keys_alone_verify_whatever_the_body_says(
-    tmp_path: Path, fast: bool
-) -> None:
+async def test_at_a_tenant_s_address_only_its_keys_verify(tmp_path: Path, fast: bool) -> None:
     seen = Seen()
     async with host(tmp_path, seen.registry(), Server__FastPath=fast) as ready:
         for sent in (body("a"), body("b"), b'{"type":"order.paid","data":{}}'):
@@ -472,7 +470,7 @@ async def test_another_body_under_the_same_key_is_counted_and_kept_beside_the_fi
     assert counted == 15
 
 
-async def test_another_body_that_comes_while_the_first_one_runs_is_kept_too(
+async def test_another_body_that_arrives_during_the_first_run_is_also_stored(
     tmp_path: Path,
 ) -> None:
     begun, gate = trio.Event(), trio.Event()

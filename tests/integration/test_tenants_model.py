@@ -445,7 +445,7 @@ class PostgresTenantMachine(TenantMachine):
 @pytest.mark.parametrize(
     "machine", [SqliteTenantMachine, MemoryTenantMachine, PostgresTenantMachine]
 )
-def test_any_order_of_calls_gives_what_the_model_says(machine: type[TenantMachine]) -> None:
+def test_any_order_of_calls_gives_the_model_s_results(machine: type[TenantMachine]) -> None:
     from hypothesis.stateful import run_state_machine_as_test
 
     run_state_machine_as_test(

@@ -104,7 +104,7 @@ async def app_with_two_tenants(
         yield app, keys
 
 
-async def test_the_first_start_gives_what_came_before_to_the_default_tenant(
+async def test_the_first_start_assigns_earlier_deliveries_to_the_default_tenant(
     tmp_path: Path,
 ) -> None:
     alone = msgspec.structs.replace(settings_in(tmp_path), multi_tenant=MultiTenantOptions())

@@ -304,7 +304,7 @@ def store(request, tmp_path, monkeypatch):
     return {"Storage:Backend": request.param, "Storage:Path": str(tmp_path / "data")}
 
 
-async def test_what_waits_for_its_retry_is_run_when_the_test_asks(store):
+async def test_waiting_retries_run_when_the_test_requests_it(store):
     fails = {"a", "b", "c"}
 
     async def handler(event):
@@ -395,7 +395,7 @@ def test_the_waits_of_retries_are_long_unless_they_are_given(overrides, waits):
     assert (queue.retry_base_seconds, queue.retry_cap_seconds) == waits
 
 
-async def test_what_does_not_settle_is_an_error_after_a_while(monkeypatch):
+async def test_events_that_do_not_settle_are_an_error_after_a_timeout(monkeypatch):
     monkeypatch.setattr(application, "SETTLE_SECONDS", 0.1)
 
     async def handler(event):
@@ -475,7 +475,7 @@ def test_deliveries_differ_unless_they_are_asked_not_to():
     assert before <= one.timestamp <= time.time()
 
 
-def test_what_cannot_be_signed_says_why():
+def test_an_unsignable_event_is_explained():
     with pytest.raises(UnknownEventTypeError, match=r"order\.paid"):
         sign_delivery("order.payed", secret=SECRET)
     with pytest.raises(ValueError, match="event type"):
@@ -538,7 +538,7 @@ def test_an_upstream_answers_the_code_under_test_and_its_handlers(project):
                 assert [order.id async for order in orders] == list(range(7))
             assert len(sdk_upstream.calls) == 3
 
-        async def test_what_no_operation_does(sdk_upstream):
+        async def test_calls_that_match_no_operation(sdk_upstream):
             sdk_upstream.on("GET /new/{id}").gives(content=b"exact", headers={"X-A": "1"})
             async with sdk_upstream.client({"MaxRetries": 0}) as client:
                 answer = await client.request("GET", "/new/7")
@@ -709,7 +709,7 @@ async def test_a_misspelt_field_is_a_warning_at_the_line_of_the_test():
         await app.deliver("order.paid", {"brand_new": 3, "metadata": {"idd": 3}})
 
 
-async def test_what_a_test_raises_comes_out_of_the_block_alone():
+async def test_a_test_s_exception_leaves_the_block_without_a_group():
     with pytest.raises(ZeroDivisionError):
         async with running_app():
             raise ZeroDivisionError

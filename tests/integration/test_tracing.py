@@ -131,7 +131,7 @@ async def test_each_run_from_the_queue_is_linked_to_the_delivery(spans):
     assert all("planted-message" not in run.to_json() for run in [received, *runs])
 
 
-async def test_what_comes_from_the_store_after_a_restart_has_no_link(spans, tmp_path):
+async def test_an_event_from_the_store_after_a_restart_has_no_link(spans, tmp_path):
     async def handle(event):
         raise ValueError("again")
 

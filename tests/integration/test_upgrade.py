@@ -113,7 +113,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-async def test_what_a_killed_host_had_not_committed_is_not_in_the_copy(tmp_path):
+async def test_uncommitted_writes_of_a_killed_host_are_not_in_the_copy(tmp_path):
     source = tmp_path / "tenants" / "default.db"
     write_database(source, 500, journal="delete")
     script = [sys.executable, "-c", WRITE_HALF_A_TRANSACTION, str(source)]
@@ -306,7 +306,7 @@ async def test_a_host_that_withdraws_its_signal_stops_the_upgrade_between_two_ba
 # -- cut short, and resumed ------------------------------------------------------------------------
 
 
-async def test_max_run_duration_in_a_step_keeps_the_position_and_the_next_run_goes_on(tmp_path):
+async def test_max_run_duration_in_a_step_keeps_the_position_for_the_next_run(tmp_path):
     async with opened_host(host_settings(tmp_path, seconds=2)) as host:
         await deliver(host.store, 5)
         step = CountingStep(before=lambda n: trio.Event().wait() if n == 3 else None)

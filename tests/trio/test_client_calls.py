@@ -118,7 +118,7 @@ async def test_writes_are_repeated_where_the_upstream_honours_keys(autojump_cloc
         assert len(upstream.requests) == attempts
 
 
-async def test_errors_carry_what_the_upstream_said(autojump_clock):
+async def test_errors_carry_the_upstream_s_answer(autojump_clock):
     body = {
         "error": "RequestValidationError",
         "detail": [{"loc": ["body"], "msg": "no", "type": "t"}],
@@ -255,7 +255,7 @@ async def test_the_token_shows_nowhere(autojump_clock, caplog):
     assert TOKEN not in "".join(shown) + caplog.text
 
 
-async def test_opening_says_what_is_in_force(autojump_clock, caplog):
+async def test_opening_logs_the_settings_in_force(autojump_clock, caplog):
     caplog.set_level(logging.INFO)
     settings = Settings(access_token=Secret("sk_live_x"))
     async with Client(settings, Upstream()):

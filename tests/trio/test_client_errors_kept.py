@@ -277,7 +277,7 @@ async def test_an_answer_beyond_the_bound_is_refused_once_and_read_no_further(au
             await calls.with_options(max_answer_bytes=1000).orders.get("o")
 
 
-async def test_what_a_transport_in_memory_hands_over_is_bounded_too(autojump_clock):
+async def test_bodies_of_an_in_memory_transport_are_bounded_too(autojump_clock):
     async with client(lambda n: httpx.Response(200, content=b"x" * 2000)) as calls:
         with pytest.raises(UnexpectedAnswerError, match="1999 bytes"):
             await calls.request("GET", "/x", max_answer_bytes=1999)
@@ -402,7 +402,7 @@ async def test_a_gateway_of_a_network_of_delivery_is_tried_again(autojump_clock)
     ],
     ids=lambda arguments: str(arguments)[:40],
 )
-async def test_what_cannot_be_sent_is_said_before_anything_is_sent_or_counted(arguments):
+async def test_an_unsendable_call_fails_before_anything_is_sent_or_counted(arguments):
     async with client(lambda n: httpx.Response(200)) as calls:
         with pytest.raises((TypeError, ValueError)) as caught:
             await calls.request("POST", "/x", **arguments)

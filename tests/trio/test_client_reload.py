@@ -37,7 +37,7 @@ class Upstream(httpx.AsyncBaseTransport):
         return pytest.approx([at - start for at, _ in self.came])
 
 
-async def test_who_waits_goes_on_in_order_at_the_new_rate(autojump_clock):
+async def test_waiting_calls_continue_in_order_at_the_new_rate(autojump_clock):
     upstream = Upstream()
     async with Client(limited(60), upstream) as client:
         start = trio.current_time()

@@ -303,7 +303,7 @@ async def test_the_same_id_with_another_body_keeps_the_first_and_does_not_run(au
     assert (await bench.inbox.get("a")).subject == "one"
 
 
-async def test_a_delivery_whose_outcome_could_not_be_kept_can_be_delivered_again(autojump_clock):
+async def test_a_delivery_with_an_unrecorded_outcome_can_be_delivered_again(autojump_clock):
     """The store fails after the handler ran: the sender gets 503, and its next attempt works."""
     inbox = memory_inbox()
     real_finish, failures = inbox.finish, [True]

@@ -128,7 +128,7 @@ async def test_a_minute_without_the_application_costs_no_attempts_and_loses_noth
     assert {record.attempts for record in records} == {1}
 
 
-async def test_a_backlog_costs_a_bounded_number_of_looks_a_second(autojump_clock, gateway):
+async def test_a_backlog_costs_a_bounded_number_of_polls_a_second(autojump_clock, gateway):
     application = Application(REFUSED)
     bench = gateway(application, Webhooks__Queue__Capacity=5000)
     (handler,) = bench.forwarder.handlers
@@ -263,9 +263,7 @@ async def test_a_poll_that_overlaps_a_410_does_not_undo_its_pause(
     assert said(caplog, "forward.resumed") == []
 
 
-async def test_a_pause_by_command_is_noticed_and_ends_when_it_is_taken_back(
-    autojump_clock, gateway
-):
+async def test_a_pause_by_command_is_noticed_and_ends_when_it_is_resumed(autojump_clock, gateway):
     application = Application()
     bench = gateway(application)
     name = checkpoint_of("forward-to")
@@ -283,7 +281,9 @@ async def test_a_pause_by_command_is_noticed_and_ends_when_it_is_taken_back(
         nursery.cancel_scope.cancel()
 
 
-async def test_retry_after_of_429_holds_all_events_of_the_route_and_is_cut(autojump_clock, gateway):
+async def test_retry_after_of_429_delays_all_events_of_the_route_and_is_bounded(
+    autojump_clock, gateway
+):
     application = Application((429, 120.0))
     bench = gateway(application, Webhooks__Queue__Workers=1, Webhooks__Queue__RetryCapSeconds=60)
     async with trio.open_nursery() as nursery:
@@ -301,7 +301,7 @@ async def test_retry_after_of_429_holds_all_events_of_the_route_and_is_cut(autoj
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 422, 301, 302])
-async def test_what_the_application_refuses_is_dead_after_three_attempts(
+async def test_an_event_that_the_application_refuses_is_dead_after_three_attempts(
     autojump_clock, gateway, status
 ):
     application = Application(status)
@@ -331,7 +331,7 @@ async def test_a_slow_route_leaves_workers_to_the_others(autojump_clock, gateway
             await trio.sleep(0.01)
         assert trio.current_time() - began < 1
         await bench.until(done=60)
-        # A free place is taken at once, although most of its events wait in the store.
+        # A free slot is used at once, although most events of the route wait in the store.
         assert trio.current_time() - began < 20 / 2 * 10 * 1.1
         nursery.cancel_scope.cancel()
     assert slow.most_together == 2

@@ -92,7 +92,7 @@ async def test_all_workers_are_held_while_each_has_a_long_run(autojump_clock):
 
 
 @pytest.mark.parametrize("error", [ValueError, None])
-async def test_what_a_handler_makes_of_the_cancellation_counts(autojump_clock, error):
+async def test_a_handler_s_own_end_after_a_cancellation_counts(autojump_clock, error):
     async def handler(event):
         try:
             await trio.sleep_forever()

@@ -109,7 +109,7 @@ async def test_each_transition_is_announced_once_on_each_channel(autojump_clock:
         (Again("answered 503"), False, "retrying", "retried"),
     ],
 )
-async def test_what_is_recorded_of_each_outcome(
+async def test_the_record_of_each_outcome(
     autojump_clock: MockClock, outcome: Outcome, repeatable: bool, state: str, result: str
 ) -> None:
     channel = FakeChannel(repeatable, answering(outcome))
@@ -259,7 +259,7 @@ async def test_closed_it_finishes_what_was_begun_and_leaves_the_rest(
 
 
 @pytest.mark.parametrize(("repeatable", "state"), [(False, "unknown"), (True, "retrying")])
-async def test_what_a_shutdown_cuts_off_is_unknown_or_due_again(
+async def test_attempts_interrupted_by_a_shutdown_are_unknown_or_due_again(
     autojump_clock: MockClock, repeatable: bool, state: str
 ) -> None:
     async def hang(number: int) -> Outcome:
@@ -316,7 +316,7 @@ async def test_transitions_while_switched_off_are_never_announced(
         assert await app.states() == {"3-sms": "sent"}
 
 
-async def test_what_is_no_news_any_more_is_skipped_and_can_be_asked_for(
+async def test_stale_messages_are_skipped_and_can_be_requested(
     autojump_clock: MockClock,
 ) -> None:
     store = new_store()

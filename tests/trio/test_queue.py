@@ -664,7 +664,7 @@ async def test_large_bodies_with_surprises_are_looked_at_beside_the_loop_at_retr
     assert set(looking) == {aside}
 
 
-async def test_a_backlog_larger_than_the_queue_goes_first_and_new_events_wait_their_turn(
+async def test_a_backlog_larger_than_the_queue_runs_before_new_events(
     autojump_clock,
 ):
     handled = []
@@ -842,7 +842,7 @@ async def test_a_lane_goes_on_behind_an_event_that_an_abandoned_call_has_leased(
     assert handled == ["first", "second"]
 
 
-async def test_what_becomes_due_without_a_sign_is_fetched_all_the_same(autojump_clock, monkeypatch):
+async def test_events_that_become_due_without_a_signal_are_fetched(autojump_clock, monkeypatch):
     """A notification only shortens the wait for the next poll."""
     handled = []
 

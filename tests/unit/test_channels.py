@@ -29,7 +29,7 @@ def test_every_channel_has_a_switch_a_section_and_code() -> None:
     assert list(make_channels(NotificationsOptions())) == list(CHANNELS)
 
 
-def test_what_a_channel_sends_is_in_every_template() -> None:
+def test_every_template_has_the_texts_of_each_channel() -> None:
     in_templates = {
         key.rpartition(":")[2] for key in (s.key for s in table()) if "Templates" in key
     }

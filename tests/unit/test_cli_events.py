@@ -672,7 +672,7 @@ def test_tail_prints_a_body_once_for_people_and_always_as_json(capsys):
         assert capsys.readouterr().out.count("marker") == times
 
 
-def test_tail_wants_what_its_options_say():
+def test_tail_selects_events_by_its_options():
     record = attrs.evolve(RECORD, type="order.paid", state=DeliveryState.DEAD, tenant_id="t")
     assert TailFilter("order.*", "dead", "t").wants(record)
     assert TailFilter(None, None, None).wants(record)

@@ -23,7 +23,7 @@ def test_check_reports_every_problem_and_warning_at_once(command_line, monkeypat
     assert {tuple(row) for row in rows} == {("level", "key", "message", "origin")}
 
 
-def test_a_start_that_fails_says_what_is_odd_as_well(command_line):
+def test_a_failed_start_also_lists_warnings(command_line):
     """A misspelt section is why the secret is missing."""
     (command_line.directory / "bad.json").write_text(
         json.dumps({"Sdk": {"Webhoks": {"Secret": SECRET}}})

@@ -87,7 +87,7 @@ def test_a_cell_is_one_line_that_steers_no_terminal(text):
 
 
 @pytest.mark.parametrize(("value", "shown"), [(None, "-"), (True, "yes"), (False, "no"), (0, "0")])
-def test_a_cell_says_what_has_no_text_of_its_own(value, shown):
+def test_values_without_text_have_a_visible_cell(value, shown):
     assert terminal.cell(value) == shown
 
 

@@ -228,7 +228,7 @@ def test_values_in_a_body() -> None:
         ({1: 2}, TypeError, r"body\.a\[1\] has the key 1"),
     ],
 )
-def test_what_has_no_form_in_json_is_refused_where_it_is(
+def test_values_without_a_json_form_are_refused_with_their_place(
     value: Any, error: type[Exception], where: str
 ) -> None:
     with pytest.raises(error, match=where):
@@ -236,7 +236,7 @@ def test_what_has_no_form_in_json_is_refused_where_it_is(
 
 
 @pytest.mark.parametrize("value", [datetime(2026, 1, 2), float("nan"), object(), b"x"])
-def test_what_has_no_form_in_a_query_is_refused_where_it_is(value: Any) -> None:
+def test_values_without_a_query_form_are_refused_with_their_place(value: Any) -> None:
     with pytest.raises((TypeError, ValueError), match=r"^since is "):
         prepare(LIST, fields={"since": value})
 
@@ -313,7 +313,7 @@ def test_a_misspelt_argument_is_refused_with_what_was_meant(
         prepare(row, path, fields)
 
 
-def test_what_is_newer_than_the_table_has_its_ways() -> None:
+def test_arguments_newer_than_the_table_can_be_passed() -> None:
     assert prepare(ORDERS, [], {"status": "paid"}, query={"new": 1}).query == (
         ("new", "1"),
         ("status", "paid"),

@@ -189,7 +189,7 @@ def test_after_a_change_of_rate_the_order_stays_and_the_new_rate_is_kept(
             assert j - i + 1 <= allowed + 1e-6
 
 
-def test_a_place_that_is_waited_for_comes_nearer_or_goes_further_with_the_rate():
+def test_an_awaited_rate_slot_moves_with_the_rate():
     clock = Clock()
     limiter = RateLimiter(LimitPolicy(60, burst=1), clock=clock)
     places = [limiter.book() for _ in range(4)]

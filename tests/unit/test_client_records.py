@@ -90,7 +90,7 @@ def test_fields_named_like_methods_of_a_dict_are_fields() -> None:
     assert record["raw"] == 3
 
 
-def test_an_absent_field_says_what_was_meant() -> None:
+def test_an_absent_field_suggests_a_similar_name() -> None:
     record = Record({"total_amount": 1})
     with pytest.raises(AttributeError, match=r"'total_amont'; did you mean 'total_amount'\?"):
         record.total_amont  # noqa: B018 - reading it is the test

@@ -233,7 +233,7 @@ def test_the_error_holds_nothing_of_the_body() -> None:
         assert caught.value.__suppress_context__
 
 
-def test_a_deep_body_is_an_event_wherever_the_caller_stands() -> None:
+def test_a_deep_body_is_an_event_at_any_stack_depth_of_the_caller() -> None:
     def descend(frames: int) -> None:
         if frames:
             return descend(frames - 1)
@@ -513,7 +513,7 @@ def test_moments_beyond_the_calendar_do_not_raise(seconds: float) -> None:
     assert event.received_at.tzinfo is UTC
 
 
-def test_what_is_shown_of_an_event_holds_nothing_that_a_customer_entered() -> None:
+def test_the_repr_of_an_event_has_no_text_of_a_customer() -> None:
     event, _ = decode(sample_body("customer.created", now=NOW))
     assert event.data.email == "ada@example.com"
     assert "ada" not in repr(event)

@@ -21,7 +21,7 @@ def test_added_keys_may_be_reported_forever(first, later):
     assert keys.added <= len(added)
 
 
-def test_it_grows_and_keeps_what_it_had_and_is_rarely_wrong(monkeypatch):
+def test_it_grows_keeps_its_keys_and_is_rarely_wrong(monkeypatch):
     monkeypatch.setattr(known_keys_module, "FIRST_GENERATION", 256)
     keys = KnownKeys()
     hashes = [hash(f"msg_{number}") for number in range(20_000)]

@@ -104,7 +104,7 @@ def test_a_handler_that_needs_asyncio_gets_a_pointer_to_it():
 @given(st.text(max_size=5000))
 @example("x" * 5000)
 @example("\udcff" * 2000)
-def test_the_description_is_never_longer_than_what_is_kept(text):
+def test_the_description_is_never_longer_than_its_limit(text):
     described = describe_error(ValueError(text))
     assert len(described) <= MAX_ERROR_LENGTH
     nested = ExceptionGroup("many", [ValueError(text)] * 5)

@@ -213,7 +213,7 @@ def test_a_terminal_that_is_stopped_does_not_block():
     os.close(master)
 
 
-def test_where_nothing_else_works_a_thread_writes(monkeypatch):
+def test_if_nothing_else_works_a_thread_writes(monkeypatch):
     monkeypatch.setattr(log_output.sys, "platform", "another")
     pipe = Pipe()
     lines = [f"{number} {'x' * 100}\n" for number in range(100)]

@@ -130,7 +130,7 @@ def test_a_url_of_the_webhook_may_have_a_query(url):
         ("http://example.com/in?sig=1", "HTTPS"),
     ],
 )
-def test_what_a_url_of_the_webhook_may_not_have(url, wrong):
+def test_parts_that_a_webhook_url_must_not_have(url, wrong):
     (problem,) = map(str, findings(Webhook__Url=url).problems)
     assert wrong in problem
     assert "sig" not in problem

@@ -135,7 +135,7 @@ def test_every_address_in_the_code_is_documented():
 
 
 @pytest.mark.parametrize("document", [ADMIN, document_of(webhooks)], ids=["admin", "webhooks"])
-def test_what_a_document_refers_to_is_in_it_and_used(document):
+def test_all_references_of_a_document_exist_and_are_used(document):
     text = json.dumps(document)
     shared = {
         f"#/components/{kind}/{name}"

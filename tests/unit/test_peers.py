@@ -260,7 +260,7 @@ class TestBothFamilies:
             [xff(CLIENT), forwarded("proto=https")],
         ],
     )
-    def test_what_one_family_alone_says_may_be_the_sender_s_own(self, lines: Lines) -> None:
+    def test_headers_of_only_one_family_may_be_the_sender_s_own(self, lines: Lines) -> None:
         """A proxy that sets one header of the three passes the sender's others on."""
         assert origin(*lines) == RequestOrigin(EDGE, False)
 
@@ -317,7 +317,7 @@ class TestAnyHeaders:
             assert found == RequestOrigin(peer, secure=False)
 
     @given(values, values, values)
-    def test_what_an_attacker_sends_through_a_proxy_that_appends_changes_nothing(
+    def test_an_attacker_s_headers_through_an_appending_proxy_change_nothing(
         self, senders: str, protocols: str, elements: str
     ) -> None:
         found = origin(

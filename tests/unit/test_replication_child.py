@@ -114,7 +114,7 @@ def test_an_entry_that_is_not_of_the_options_needs_a_restart():
         ),
     ],
 )
-def test_what_an_address_cannot_hold_needs_a_restart(kind, keys, url):
+def test_settings_that_an_address_cannot_express_need_a_restart(kind, keys, url):
     options = ReplicationOptions(replica_target_type=kind, **keys)
     found = change(plan(FILES[:2], options), plan(FILES, options), options)
     assert (found.added if found else None) == ({"/t/c.db": url} if url else None)

@@ -40,7 +40,7 @@ def test_a_snapshot_is_as_old_as_what_it_holds():
     assert newest_position([]) == ReplicaPosition(0, None)
 
 
-def test_what_is_in_step_and_was_not_written_is_not_asked_for_again():
+def test_databases_in_step_and_unwritten_are_not_queried_again():
     book = LagBook()
     metrics = {path: DatabaseMetrics(5, 1) for path in (A, B, C)}
     book.note(metrics, 10.0)
@@ -88,7 +88,7 @@ def test_a_replicator_that_was_restarted_and_reads_nothing_is_not_in_step():
     assert book.delay(A, 50.0, unanswered=False) == 30
 
 
-def test_what_no_survey_reaches_any_more_gets_older():
+def test_databases_that_no_survey_reaches_get_older():
     book = LagBook(fresh_seconds=60.0)
     book.note({A: DatabaseMetrics(4, 6)}, 9.0)
     book.note({A: DatabaseMetrics(5, 7)}, 10.0)

@@ -179,7 +179,7 @@ def test_never_verified_has_no_age_and_a_clock_set_back_gives_none_below_zero():
     marks=st.dictionaries(st.text(), st.floats(0, 1e11), max_size=5),
     verified=st.none() | st.integers(0, 10**6),
 )
-def test_what_is_remembered_survives_the_store(ran, good, failed, marks, verified):
+def test_the_stored_state_is_read_back_unchanged(ran, good, failed, marks, verified):
     state = VerificationState(ran, good, failed, marks, verified)
     assert state_from_text(state.to_text()) == state
 

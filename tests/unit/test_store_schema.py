@@ -57,7 +57,7 @@ def test_a_current_file_is_left_alone() -> None:
         (12345, VERSION, "CREATE TABLE bookmarks (url)"),
     ],
 )
-def test_what_another_program_wrote_is_refused(
+def test_a_database_of_another_program_is_refused(
     application_id: int, version: int, before: str
 ) -> None:
     with pytest.raises(StoreVersionError, match=r"/data/inbox.db.*another program.*Storage:Path"):

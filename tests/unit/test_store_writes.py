@@ -426,7 +426,7 @@ def test_an_expired_lease_is_claimed_again() -> None:
     assert reads.counts(tx)[DeliveryState.DONE] == 1
 
 
-def test_of_a_lane_an_earlier_one_that_is_put_back_waits_for_the_later_one_alone() -> None:
+def test_a_replayed_earlier_event_of_a_lane_waits_only_for_the_later_one() -> None:
     tx = new_store()
     for key in ("a", "b"):
         accept(tx, NewDelivery(key, "t", b"{}", 1, 1.0, "s", True))
@@ -528,11 +528,11 @@ def test_polls_one_after_the_other_reach_the_first_of_every_lane() -> None:
     assert (place, polls) == (leases.Place(), 3), "the next poll begins with the first lane"
 
 
-def test_a_poll_reads_nothing_of_what_is_done_or_kept() -> None:
+def test_a_poll_reads_no_done_or_parked_rows() -> None:
     assert steps_of_a_poll(8, 2000) <= steps_of_a_poll(8, 20) + 50
 
 
-def test_a_known_delivery_is_admitted_by_what_stands_in_either_table() -> None:
+def test_a_known_delivery_is_admitted_by_the_rows_of_either_table() -> None:
     tx = new_store()
     add_done(tx, [delivery("done", 1000.0)])
     assert accept(tx, delivery("done", 1002.0)).admission is Admission.DONE

@@ -57,7 +57,7 @@ def test_three_arbitrary_values_are_rejected(
     noise=st.lists(st.tuples(st.binary(max_size=9), st.binary(max_size=9)), max_size=5),
     data=st.data(),
 )
-def test_what_was_signed_is_accepted_within_the_tolerance(
+def test_signed_deliveries_are_accepted_within_the_tolerance(
     secret: int,
     derivation: KeyDerivation,
     webhook_id: str,

@@ -105,7 +105,7 @@ def chained(layers: Sequence[CallLayer]) -> CallLayer:
 # deadline, or the client.
 
 
-class CallCut(Exception):  # noqa: N818 - it says what happens, and never leaves the pipeline
+class CallCut(Exception):  # noqa: N818 - named after the event; it never leaves the pipeline
     """The call's deadline has passed, or the client is closed: its work is cancelled."""
 
 
