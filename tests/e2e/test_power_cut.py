@@ -53,7 +53,7 @@ def test_the_last_acknowledged_event_survives_a_power_cut_and_a_claim_need_not(d
     with running(daemon):
         assert deliver(daemon, "order.created", "inline-1") == 200
         assert ACKNOWLEDGED[last](daemon) == 200
-        # Begun after that and running when the power goes: its claim is on no disk.
+        # It begins after that and still runs at the power cut: its claim is on no disk.
         sender = threading.Thread(target=daemon.deliver, args=(ASIDE,), kwargs={"inline": True})
         sender.start()
         wait_until(lambda: daemon.runs(ASIDE), daemon.log)
@@ -88,7 +88,7 @@ def test_syncs_that_failed_before_a_power_cut_lose_nothing_that_was_acknowledged
     )
     table = "\n".join(f"{name}: {value}" for name, value in report.rows())
     assert not report.broken, table
-    # It has proved something.
+    # The test is effective: some syncs did fail.
     assert report.failed_syncs, table
     assert report.acknowledged, table
     assert report.moments == 16, table

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from stalls import Options, experiment
 
-# Above the limit of time for the callers of a store: the calls that it abandons are what may leave
-# leases without runs.
+# Longer than the time limit of a store's callers: abandoned calls may leave leases without runs.
 SECONDS = 6.0
 
 

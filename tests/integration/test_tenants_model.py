@@ -49,7 +49,7 @@ PREFIX = "Sdk:MultiTenant:TenantStatus:"
 ANYWAY = PREFIX + "SuspendUnverifiedTenantsAnyway"
 NOT_REQUIRED = PREFIX + "RequireVerifiedEmailForSuspension"
 
-#: From where each verb leads where: the model's own table.
+#: The statuses from and to which each verb leads: the model's own table.
 ROUTES = {
     "suspend": (("Active",), "Suspended", "Suspended"),
     "deactivate": (("Active", "Suspended"), "Deactivated", "Deactivated"),
@@ -397,7 +397,7 @@ class TenantMachine(RuleBasedStateMachine):
                 {k: v for k, v in o.items() if k != "delivery_id"} for o in outbox
             ] == self.announced
             assert len({o["delivery_id"] for o in outbox}) == len(outbox)
-            # It changes with each audit row, and not otherwise.
+            # The revision changes with each audit row, and only then.
             assert self.revisions.setdefault(self.last_audit, revision) == revision
             assert len(set(self.revisions.values())) == len(self.revisions)
 
