@@ -231,7 +231,7 @@ class IllegalTransitionError(TenantError):
 
 
 class SuspensionRefusedError(TenantError):
-    """The site manager's email is not verified; there are no exceptions to that rule."""
+    """The site manager's email is not verified, and no setting relaxes that rule."""
 
 
 class TenantConflictError(TenantError):
@@ -356,7 +356,7 @@ class RetryLater(SdkError):
 
 
 class Discard(SdkError):
-    """Raised by a handler: the event is of no use, and finished. The reason is kept with it.
+    """Raised by a handler: the event needs no handling. The reason is stored with it.
 
     It is done, is never run again, and an inline delivery is answered 200.
     """

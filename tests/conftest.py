@@ -18,7 +18,7 @@ from sdk_trio.base.logs import Outage
 settings.register_profile(
     "default", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
-# While one works: `make check` looks at fewer examples, `make test` at all of them.
+# `make check` tries fewer examples, `make test` all of them.
 settings.register_profile("check", settings.get_profile("default"), max_examples=20)
 settings.load_profile("default")
 
@@ -65,7 +65,7 @@ def _required(report):
 
 @pytest.fixture(autouse=True)
 def the_log_of_each_test():
-    """Give the log back as it was: a command that a test ran in this process configures it.
+    """Restore the log: a command that a test ran in this process configures it.
 
     Otherwise the tests that happen to come later in the same process log every delivery.
     """
@@ -74,7 +74,8 @@ def the_log_of_each_test():
     yield
     root.handlers[:], level, root.propagate = before
     root.setLevel(level)
-    # A store that a test has left away is not the one of the next test, which is told at once.
+    # A test may end while its store is unavailable. The next outage, of another test, is logged at
+    # once.
     Outage.ended += 1
 
 
@@ -100,7 +101,7 @@ def standby():
 
 @pytest.fixture
 def command_line(tmp_path, monkeypatch, capsys):
-    """The command line in a directory of its own, with nothing of this machine's environment."""
+    """The command line in a separate directory, without this machine's environment."""
     clear_environment(monkeypatch)
     monkeypatch.chdir(tmp_path)
     return CommandLine(tmp_path, capsys)

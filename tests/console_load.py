@@ -218,7 +218,8 @@ async def way_down(page: Page) -> int:
 
 
 async def live(page: Page, daemon: Daemon, arguments: argparse.Namespace) -> dict[str, object]:
-    """Watch the list while deliveries come in; say how long the page stood still at most."""
+    """Watch the list while deliveries come in; return the longest time for which the page was
+    blocked."""
     await page.evaluate("""(() => {
         document.querySelector(".scroll").scrollTop = 0;
         window.longest = 0;
@@ -272,8 +273,10 @@ def fill(daemon: Daemon) -> None:
     order = ("--reason", "invoice 2026-117 is unpaid", "--bypass-email-verification")
     daemon.run("tenant", "suspend", "corner", *order)
     for _ in range(30):
-        told = json.loads(daemon.run("replication", "verify", "--all", "--format", "json") or "[]")
-        if told and all(each["ok"] for each in told):
+        reported = json.loads(
+            daemon.run("replication", "verify", "--all", "--format", "json") or "[]"
+        )
+        if reported and all(each["ok"] for each in reported):
             break
 
 

@@ -6,10 +6,10 @@
 Receivers work on one store whose leases last a second; every 0.05 to 0.3 s one of them is killed
 (SIGKILL) and another one takes its place. Handlers take about 10 ms, and one of fifty takes longer
 than the lease. On PostgreSQL there are two of them, so runs that were taken over come back to an
-event that is somebody else's. On SQLite there is one, as its directory has one lock; of two
-(``--receivers 2``) each start takes everything away from the other, which is a harder trial of
-the fence than anything real. The table of the effects has no unique column: an effect that comes
-twice is counted twice.
+event of another owner. On SQLite there is one, as its directory has one lock; of two (``--receivers
+2``) each start takes everything away from the other, which is a harder trial of the fence than
+anything real. The table of the effects has no unique column: an effect that comes twice is counted
+twice.
 
 The ways: ``two-commits`` (the effect first, then "done", as a handler does that knows no better),
 ``transaction`` (``transaction=True``), ``finish`` (``services.finish``) and ``marker``

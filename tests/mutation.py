@@ -1,13 +1,13 @@
-"""Change the code that decides what is authentic, one small change at a time, and see a test fail.
+"""Change the code that decides what is authentic, one small change at a time: a test must fail.
 
     python tests/mutation.py [--modules signature verdict] [--properties] [--match TEXT] [--list]
 
 Every mutant runs the tests of signatures and verdicts up to the first failure, in a process forked
-from this one: nothing is imported twice, and for most of them not even the tests are collected. It
-is killed when a test fails, when it cannot be imported, or when it outlasts its time. Those that
-survive are printed, and the exit status is 1, unless they stand in mutants.toml with the reason why
-nobody could tell them from the original. ``--properties`` runs the property tests alone: how far
-they carry without examples.
+from this one: nothing is imported twice, and most mutants do not even collect the tests. A mutant
+is killed if a test fails, if it cannot be imported, or if it exceeds its time. Survivors are
+printed, and the exit status is 1, unless mutants.toml lists them with the reason why they are
+equivalent to the original. ``--properties`` runs only the property tests, to show what they detect
+without examples.
 """
 
 import argparse
@@ -50,7 +50,7 @@ EXAMPLES = ("test_verdict_details", "test_signature", "test_verdict")
 #: What is quick and fails for most mutants comes first.
 TESTS = (*EXAMPLES, *PROPERTIES, "test_signature_interoperation")
 
-#: Many times what the whole set of tests takes; a mutant that loops for ever is found by it.
+#: Many times what the whole set of tests takes; a mutant that loops without end is found by it.
 SECONDS = 180
 
 #: Mutants that behave as the original does, grouped by the reason. A mutant is named by its place
@@ -165,7 +165,7 @@ def _is_docstring(node: ast.AST) -> bool:
 
 
 def _alternatives(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield what may stand in the place of a node."""
+    """Yield the possible replacements of a node."""
     match node:
         case ast.Constant(value=value):
             yield from (ast.Constant(other) for other in _other_values(value))
@@ -275,7 +275,7 @@ def _parts_of(iterated: ast.expr) -> list[ast.expr]:
 
 @attrs.define
 class _Instead(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Gives the mutant to whoever imports the module."""
+    """Gives the mutant to each import of the module."""
 
     mutant: Mutant
 
@@ -356,16 +356,16 @@ class _Loop:
             self.killer.write_text(report.nodeid)
 
     def _tried(self, session: pytest.Session, module: ModuleType, code: CodeType) -> bool:
-        anew = ModuleType(module.__name__)
-        anew.__package__ = module.__package__
-        sys.modules[module.__name__] = anew
-        exec(code, anew.__dict__)
+        fresh = ModuleType(module.__name__)
+        fresh.__package__ = module.__package__
+        sys.modules[module.__name__] = fresh
+        exec(code, fresh.__dict__)
         sys.modules[module.__name__] = module
         for name, value in list(vars(module).items()):
             if isinstance(value, CONSTANTS) and not name.startswith("__"):
                 delattr(module, name)
-                if hasattr(anew, name):
-                    setattr(module, name, getattr(anew, name))
+                if hasattr(fresh, name):
+                    setattr(module, name, getattr(fresh, name))
         changed = dict(_functions_in(code))
         for function in _functions_of(module):
             function.__code__ = changed.get(function.__qualname__, function.__code__)
@@ -419,7 +419,7 @@ def _skeleton(code: CodeType) -> object:
     return code.co_code, code.co_names, repr(constants)
 
 
-def _imported_anew(mutant: Mutant, tests: Sequence[str]) -> bool:
+def _imported_again(mutant: Mutant, tests: Sequence[str]) -> bool:
     sys.meta_path.insert(0, _Instead(mutant))
     return _test(tests) == 0
 
@@ -465,7 +465,7 @@ def main() -> int:
         _prepare(Path(directory))
         skeletons = {module: _skeleton(_compiled(_unchanged(module))) for module in MODULES}
         quick: list[tuple[Mutant, CodeType]] = []
-        # First what has to be imported anew: the others leave the modules here.
+        # First what has to be imported again: the others leave the modules here.
         for mutant in chosen:
             try:
                 code = _compiled(mutant.source)
@@ -475,7 +475,7 @@ def main() -> int:
             if constant or _skeleton(code) == skeletons[mutant.module]:
                 quick.append((mutant, code))
             else:
-                survived(mutant, _in_a_child(partial(_imported_anew, mutant, tests)))
+                survived(mutant, _in_a_child(partial(_imported_again, mutant, tests)))
         loop = _Loop(quick, survived, Path(directory) / "killer")
         _test(tests, [loop])
     if not loop.unchanged:

@@ -190,7 +190,7 @@ def failed_commit_acknowledged() -> Any:
 
 
 def failed_batch_succeeds() -> Any:
-    """The callers of a batch that failed are not told."""
+    """The callers of a failed batch are not notified."""
     return patch.object(commit, "_fail", lambda *_: None)
 
 
@@ -212,7 +212,7 @@ def lost_wake_up() -> Any:
 
 
 def fence_missing() -> Any:
-    """An outcome is recorded whoever holds the lease by now."""
+    """An outcome is recorded regardless of the current lease holder."""
     unfenced = "(lease_token = :token OR 1 = 1)"
     names = ("_FAIL", "_RELEASE_RUN", "_POSTPONE", "_PARK", "_RUN_OF")
     return _several(
@@ -591,7 +591,7 @@ def slow_events(seed: int, *troubles: Trouble, faults: tuple[Fault, ...] = ()) -
 
 
 def stalled_runs(seed: int) -> SimulationPlan:
-    """Return a plan in which a process stands still, and its runs fail when it wakes up."""
+    """Return a plan in which a process is paused, and its runs fail when it resumes."""
     stall = Fault(2.0 + seed / 1000, "stall", 100.0)
     return slow_events(seed, Trouble("fail", 5.0), Trouble("slow", 40.0), faults=(stall,))
 

@@ -37,12 +37,12 @@ from sdk_trio.storage.sqlite_inbox import SqliteInbox
 
 TERMS = {"lease_seconds": 75.0, "dedup_seconds": 1e9, "payload_seconds": 1e9}
 
-#: A statement may read so many blocks of 8 KiB more with a hundred times the history: the indexes
-#: have grown by a level or two, and a listing reads twenty rows.
+#: The blocks of 8 KiB that a statement may read in addition with a hundred times the history: the
+#: indexes have grown by a level or two, and a listing reads twenty rows.
 MORE_BLOCKS = 200.0
 
-#: The server tells the text of a statement that was prepared before it began to count as it was
-#: sent, and that of any other with numbers in the place of its constants.
+#: The server shows statements prepared before it began to count as they were sent, and all others
+#: with numbers instead of their constants.
 _CONSTANT = re.compile(r"\$\d+|'[^']*'|\b\d+(?:\.\d+)?\b")
 
 DONE = DeliveryState.DONE
@@ -70,7 +70,7 @@ async def opened(dsn: str, owner: str) -> AsyncIterator[PostgresInbox]:
             await inbox.close()
 
 
-def told(key: str) -> NewDelivery:
+def incoming(key: str) -> NewDelivery:
     return NewDelivery(key, "order.paid", b"x" * 600, 7, time.time(), f"subject-{key}")
 
 
@@ -120,9 +120,9 @@ def cancel(seconds: float) -> bool:
         with trio.move_on_after(dice.expovariate(100)) as scope:
             match number % 7:
                 case 0:
-                    await inbox.accept(told(key), leased=True)
+                    await inbox.accept(incoming(key), leased=True)
                 case 1:
-                    await inbox.claim(told(key))
+                    await inbox.claim(incoming(key))
                 case 2:
                     await inbox.start(key, now=time.time())
                 case 3:
@@ -147,7 +147,7 @@ def cancel(seconds: float) -> bool:
                 while server.execute(sessions)[0][1]:
                     await trio.sleep(0.05)
             left: tuple[int, int] = server.execute(sessions)[0]
-            await inbox.accept(told("last"), leased=True)
+            await inbox.accept(incoming("last"), leased=True)
             return left
 
     left, busy = trio.run(main)
@@ -179,7 +179,7 @@ def bloat(seconds: float) -> bool:
                 while time.monotonic() < end:
                     key = f"{name}-{each}-{number}"
                     number += 1
-                    await inbox.accept(told(key), leased=False)
+                    await inbox.accept(incoming(key), leased=False)
                     for record in (await inbox.take_due(limit=1, now=time.time())).records:
                         await inbox.start(record.key, now=time.time())
                         await inbox.finish(record.key, Done(), now=time.time())
@@ -242,7 +242,7 @@ def wal(finished: int, events: int) -> bool:
 async def _log_of(server: PostgresServer, dsn: str, name: str, events: int) -> None:
     async def go(inbox: Inbox, each: NewDelivery) -> None:
         # Senders choose random ids.
-        await _go_through(inbox, told(f"msg_{uuid.uuid4().hex}"))
+        await _go_through(inbox, incoming(f"msg_{uuid.uuid4().hex}"))
 
     figures = "SELECT pg_current_wal_insert_lsn() - '0/0', wal_fpi FROM pg_stat_wal"
     async with opened(dsn, name) as inbox:
@@ -274,30 +274,30 @@ class Cost:
     statements: float
 
 
-async def _accept(inbox: Inbox, told: NewDelivery) -> None:
-    await inbox.accept(told, leased=True)
+async def _accept(inbox: Inbox, incoming: NewDelivery) -> None:
+    await inbox.accept(incoming, leased=True)
 
 
-async def _go_through(inbox: Inbox, told: NewDelivery) -> None:
-    await inbox.accept(told, leased=True)
-    inbox.start_unawaited(told.key, now=time.time())
-    await inbox.finish(told.key, Done(), now=time.time())
+async def _go_through(inbox: Inbox, incoming: NewDelivery) -> None:
+    await inbox.accept(incoming, leased=True)
+    inbox.start_unawaited(incoming.key, now=time.time())
+    await inbox.finish(incoming.key, Done(), now=time.time())
 
 
-async def _arrive_and_end(inbox: Inbox, told: NewDelivery) -> None:
+async def _arrive_and_end(inbox: Inbox, incoming: NewDelivery) -> None:
     await trio.sleep(random.uniform(0, 0.02))
-    await inbox.accept(told, leased=True)
-    inbox.start_unawaited(told.key, now=time.time())
+    await inbox.accept(incoming, leased=True)
+    inbox.start_unawaited(incoming.key, now=time.time())
     await trio.sleep(random.uniform(0, 0.02))
-    await inbox.finish(told.key, Done(), now=time.time())
+    await inbox.finish(incoming.key, Done(), now=time.time())
 
 
-async def _wait_for_others(inbox: Inbox, told: NewDelivery) -> None:
-    await inbox.accept(told, leased=False)
+async def _wait_for_others(inbox: Inbox, incoming: NewDelivery) -> None:
+    await inbox.accept(incoming, leased=False)
 
 
 async def _each(inbox: Inbox, events: int, tasks: int, way: Any) -> None:
-    deliveries = iter([told(f"{time.time_ns()}-{number}") for number in range(events)])
+    deliveries = iter([incoming(f"{time.time_ns()}-{number}") for number in range(events)])
 
     async def go() -> None:
         for each in deliveries:

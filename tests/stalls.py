@@ -3,7 +3,7 @@
     python tests/stalls.py --store sqlite --processes 2 --kind sigstop --seconds 6,12,30 --times 20
 
 Senders deliver inline, enqueued and ordered events. Some hang up after a second; each delivers its
-event until it is answered 200. Meanwhile the chosen part stands still again and again:
+event until it is answered 200. Meanwhile the chosen part hangs repeatedly:
 
     sigstop     every process of one daemon gets SIGSTOP
     worker      one worker process of two gets SIGSTOP (SQLite with --processes 2)

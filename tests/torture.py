@@ -175,7 +175,7 @@ def schedule(kills: int, faults: int, dice: random.Random) -> list[Step]:
 
 @attrs.define
 class Senders:
-    """Deliver until told to stop, each id until it is answered 200, and write those down first.
+    """Deliver until stopped, each id until it is answered 200; write each id to the ledger first.
 
     What has been delivered once is delivered until the end: an inline event that failed waits for
     its sender. One of each kind comes first, so that none is missing by chance.

@@ -1,5 +1,5 @@
-// Calls of the admin API. The token stays in this tab (sessionStorage) and goes nowhere but into the
-// Authorization header; a link may bring it in its fragment, which browsers never send.
+// Calls of the admin API. The token stays in this tab (sessionStorage) and is sent only in the
+// Authorization header. A link may carry it in its fragment, which browsers never send.
 
 const STORED = "sdk-trio-token";
 
@@ -55,7 +55,7 @@ async function call(method, path, text, signal) {
     if (error.name === "AbortError") throw error;
     throw new ApiError(0, "The program does not answer. It may be stopped, or starting again.");
   }
-  // Another token may have come meanwhile, and is not refused with this one.
+  // Another token may have been entered meanwhile; this refusal does not apply to it.
   if (response.status === 401 && given === token()) dispatchEvent(new Event("sdk-refused"));
   const answer = await response.text();
   let document = null;

@@ -1,5 +1,5 @@
-// Small charts of the last minutes. uPlot draws on a canvas and sizes it by style properties, which
-// the Content-Security-Policy allows to scripts.
+// Small charts of the last minutes. uPlot draws on a canvas and sets its size by style properties,
+// which the Content-Security-Policy allows.
 
 import uPlot from "uplot";
 import { useEffect, useRef } from "preact/hooks";
@@ -8,7 +8,7 @@ import { html } from "./parts.js";
 const HEIGHT = 130;
 const SECONDS = 15 * 60;
 
-// A property holds the colours of light and dark; what is drawn with it has the one of now.
+// A property holds the colours of both modes; the canvas gets the current one.
 function colour(element, name) {
   element.style.color = `var(${name})`;
   return getComputedStyle(element).color;
@@ -38,7 +38,7 @@ export function Chart({ title, at, lines, shown }) {
           { ...axis, size: 62, space: 32, values: (_, splits) => splits.map((value) => (shown ? shown(value) : value)) }],
         series: [{}, ...lines.map(([label, property]) => ({
           label, stroke: now(property), width: 1.5, spanGaps: true,
-          // A value without a neighbour has no line.
+          // A value without a neighbour has no line, so it is drawn as a point.
           points: { show: (plot, index) => plot.data[index].filter((value) => value != null).length < 3, size: 5 } }))],
       }, latest.current, place.current);
     };
@@ -65,7 +65,7 @@ export function Chart({ title, at, lines, shown }) {
     <div ref=${place} role="img" aria-label="${title}: ${said.join(", ")}"></div></figure>`;
 }
 
-// Of one point alone the library would make up a scale of a day, and of none no scale.
+// For a single point the library would choose a scale of a day, and for none no scale.
 function quarter({ data }) {
   const end = data[0].at(-1) ?? Date.now() / 1000;
   return [end - SECONDS, end];

@@ -1,4 +1,4 @@
-// The frame: who is let in, the views, the keys, and whether the page is live.
+// The frame: sign-in, the views, the keyboard shortcuts, and the state of the feed.
 
 import { render } from "preact";
 import { useEffect, useErrorBoundary, useRef, useState } from "preact/hooks";
@@ -53,7 +53,7 @@ function Door({ why, onEnter }) {
   const [error, setError] = useState(why);
   const [enter] = useAct(async (event) => {
     const given = new FormData(event.currentTarget).get("token").trim();
-    // Quotation marks or a line from around it, as a header takes no others.
+    // Remove quotation marks and line breaks around the token, which a header cannot contain.
     if (!/^[\x21-\x7e]+$/.test(given)) {
       setError("This is not a token: it has letters, digits and signs of ASCII alone, without spaces.");
       return;
@@ -87,7 +87,7 @@ function Frame({ onLeave }) {
     addEventListener("sdk-refused", refused);
     return () => removeEventListener("sdk-refused", refused);
   }, []);
-  // A key is of what is shown: effects run some time after that.
+  // A key applies to the view on the screen, and effects run later than rendering.
   const latest = useRef();
   latest.current = { view, item };
   useEffect(() => {
@@ -101,7 +101,7 @@ function Frame({ onLeave }) {
   const Shown = item !== null && One ? One : List;
   useEffect(() => {
     document.title = `${label} - sdk_trio`;
-    // Where the window is narrow, the views stand in a line that is wider than it.
+    // In a narrow window, the line of views is wider than the window.
     document.querySelector("nav.views [aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
   }, [label, views.length]);
   return html`<a class="skip" href="#main" onClick=${(event) => { event.preventDefault(); document.getElementById("main").focus(); }}>To the content</a>
@@ -113,7 +113,7 @@ function Frame({ onLeave }) {
     ${help && html`<${Keys} views=${views} onClose=${() => setHelp(false)} />`}`;
 }
 
-// A fault of one view is said in its place, and leaves the others.
+// An error of one view is shown there; the other views continue to work.
 function Safe({ children }) {
   const [error, again] = useErrorBoundary();
   useEffect(again, [location.hash]);
@@ -175,8 +175,8 @@ function begin() {
   render(html`<${Console} />`, place);
 }
 takeTokenOfLink();
-// The same link, opened where the page is open already. Nothing is loaded again: a page that is being
-// left goes on asking, and a refusal would take the new token away before the next page has it.
+// The same link, opened where the page is open already. The page is not reloaded: its requests
+// would continue, and a refusal would remove the new token before the next page has it.
 addEventListener("hashchange", () => takeTokenOfLink() && begin());
 dress(localStorage.getItem(THEME) ?? "system");
 place.replaceChildren();

@@ -1,14 +1,14 @@
 // The feed of changes: one WebSocket for the page. It resumes after the last sequence it has seen,
-// tries again with growing pauses, and stops altogether while the page is paused.
+// reconnects with growing pauses, and is closed while the page is paused.
 
 import { token } from "./api.js";
 import { base64, setClock } from "./format.js";
 
 const FIRST_WAIT = 500;
 const LONGEST_WAIT = 15_000;
-// A connection that has said nothing for this long is gone: heartbeats come every 15 seconds.
+// A connection that was silent for this long is lost: heartbeats arrive every 15 seconds.
 const SILENCE = 40_000;
-// Deliveries a second that the program sends one by one.
+// The most deliveries per second that the program sends one by one.
 const MOST = 20;
 
 export class Feed {
@@ -54,18 +54,18 @@ export class Feed {
     else if (this.#wanted) {
       this.#wait = FIRST_WAIT;
       this.#open();
-      // What happened meanwhile is read again by those who show it.
-      this.#tell({ kind: "resumed" });
+      // The views read again what has changed meanwhile.
+      this.#notify({ kind: "resumed" });
     }
   }
 
-  #turn(state) {
+  #setState(state) {
     if (this.state === state) return;
     this.state = state;
     for (const watcher of this.#watchers) watcher(state);
   }
 
-  #tell(message) {
+  #notify(message) {
     for (const listener of this.#listeners) listener(message);
   }
 
@@ -73,18 +73,19 @@ export class Feed {
     if (this.#socket || this.#paused || !token()) return;
     const scheme = location.protocol === "https:" ? "wss:" : "ws:";
     const url = new URL("feed", `${scheme}//${location.host}${location.pathname}`);
-    // Views read what they show anew; of a flood, the page has to know only that it goes on.
+    // Views read their data again; during a flood, the page only has to know that there are
+    // changes.
     url.searchParams.set("most", MOST);
     if (this.#after !== null) url.searchParams.set("after", this.#after);
     if (this.#store !== null) url.searchParams.set("store", this.#store);
     const secret = base64(token()).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
     const socket = new WebSocket(url, ["sdk-trio.feed", `sdk-trio.token.${secret}`]);
     this.#socket = socket;
-    this.#turn(this.state === "live" ? "live" : "connecting");
+    this.#setState(this.state === "live" ? "live" : "connecting");
     socket.onmessage = ({ data }) => {
       if (socket !== this.#socket) return;
       this.#listenForSilence();
-      // A frame holds one message, or several, a line each.
+      // A frame holds one or several messages, one per line.
       for (const line of data.split("\n")) this.#take(JSON.parse(line));
     };
     socket.onclose = () => {
@@ -99,10 +100,11 @@ export class Feed {
     if (message.kind === "hello") {
       this.#store = message.store;
       this.#wait = FIRST_WAIT;
-      this.#turn("live");
-      // Open views have read their data before this, even the first time, so they do not know later changes.
-      this.#tell({ kind: "resumed" });
-    } else if (message.kind !== "heartbeat") this.#tell(message);
+      this.#setState("live");
+      // Open views have read their data before this, also the first time, so they lack later
+      // changes.
+      this.#notify({ kind: "resumed" });
+    } else if (message.kind !== "heartbeat") this.#notify(message);
   }
 
   #listenForSilence() {
@@ -114,8 +116,8 @@ export class Feed {
     this.#socket = null;
     clearTimeout(this.#silence);
     if (this.#paused || !this.#wanted) return;
-    this.#turn("lost");
-    // Many pages that lost the same program do not come back in the same moment.
+    this.#setState("lost");
+    // Jitter keeps many pages from reconnecting at the same moment.
     const wait = this.#wait * (0.5 + Math.random() / 2);
     this.#wait = Math.min(this.#wait * 2, LONGEST_WAIT);
     this.#timer = setTimeout(() => this.#open(), wait);
@@ -127,7 +129,7 @@ export class Feed {
     const socket = this.#socket;
     this.#socket = null;
     socket?.close();
-    this.#turn(state);
+    this.#setState(state);
   }
 }
 

@@ -5,7 +5,7 @@ const two = (value) => String(value).padStart(2, "0");
 
 export const count = (value) => (value == null ? "-" : COUNT.format(value));
 
-// The reader's own zone, and the order of digits that means the same everywhere.
+// The reader's own time zone, in the format of ISO 8601, which is unambiguous everywhere.
 export function clock(seconds) {
   if (seconds == null) return "-";
   const moment = new Date(seconds * 1000);
@@ -34,7 +34,7 @@ export function bytes(value) {
   return `${(value / 1024 / 1024).toFixed(1)} MiB`;
 }
 
-// How far the program's clock is ahead of this one: ages are computed by the program's.
+// How far the program's clock is ahead of this one: ages are computed with the program's clock.
 let ahead = 0;
 
 export function setClock(seconds) {
@@ -45,7 +45,7 @@ export function ago(seconds) {
   return seconds == null ? "-" : `${span(Math.max(0, Date.now() / 1000 + ahead - seconds))} ago`;
 }
 
-// The value of a field for a moment, which knows no zone; the address has Unix seconds.
+// The value of an input field for a time, which has no zone; the address has Unix seconds.
 export function localMinute(seconds) {
   const moment = new Date(seconds * 1000);
   const year = moment.getFullYear();
@@ -53,15 +53,15 @@ export function localMinute(seconds) {
   return `${year}-${two(moment.getMonth() + 1)}-${two(moment.getDate())}T${two(moment.getHours())}:${two(moment.getMinutes())}`;
 }
 
-// Characters that are not seen, or turn around what follows them (UAX 9), by their code points:
-// an event type with one of these is another type, though it looks the same. What joins letters
-// (U+200C, U+200D) stays, as names and emoji are written with it.
+// Shows invisible characters, and those that reverse the following text (UAX 9), as code points: an
+// event type with such a character is another type, although it looks the same. Joiners (U+200C,
+// U+200D) are unchanged, because names and emoji contain them.
 const UNSEEN = /[\p{Cc}\p{Cs}\u00ad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff]/gu;
 const named = (character) => `⟨U+${character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`;
 
 export const visible = (text) => text?.replace(UNSEEN, named);
 
-// The same, of a text of several lines.
+// The same for a text of several lines.
 export const visibleLines = (text) => text?.replace(UNSEEN, (character) => ("\n\t".includes(character) ? character : named(character)));
 
 export const base64 = (text) => btoa(unescape(encodeURIComponent(text)));

@@ -1,13 +1,13 @@
-// Payloads as people sent them. JSON.parse turns 12345678901234567890 into another number, so this
-// reader keeps every number as it is written. It returns nodes: {kind, value}, where an object's
-// value is a list of [key, node], as keys may come twice.
+// Payloads exactly as sent. JSON.parse turns 12345678901234567890 into another number, so this
+// reader keeps every number as text. It returns nodes: {kind, value}, where an object's value is a
+// list of [key, node], because keys may be repeated.
 
 const WORDS = { true: "true", false: "false", null: "null" };
 const NUMBER = /-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?/y;
 const STRING = /"(?:[^"\\\u0000-\u001f]|\\.)*"/y;
 const SPACE = /[\t\n\r ]*/y;
 
-// Deeper payloads are shown as text: the browser's stack ends somewhere behind that.
+// Deeper payloads are shown as text: they could exceed the browser's stack.
 const DEEPEST = 200;
 
 export function parse(text) {
@@ -93,7 +93,7 @@ export function text(node) {
   return node.value;
 }
 
-// What changed from one payload to the next: [pointer, before or null, after or null].
+// The differences between two payloads: [pointer, before or null, after or null].
 export function difference(before, after) {
   const old = leaves(before);
   const now = leaves(after);

@@ -1,4 +1,4 @@
-// What every view is made of.
+// The parts that all views share.
 
 import htm from "htm";
 import { h } from "preact";
@@ -10,16 +10,18 @@ import { text } from "./json.js";
 
 export const html = htm.bind(h);
 
-// The least time between two looks at the same thing, however many changes the feed tells of.
-const LOOK_EVERY = 1000;
+// The shortest time between two reads of the same data in milliseconds, however many changes the
+// feed reports.
+const READ_EVERY = 1000;
 
-// Reads `path` again when the feed tells of one of `kinds` that is `about` it, every `every`
-// milliseconds, and on `again()`. Old data stay on the screen while new ones are on their way.
+// Reads `path` now, and again when the feed reports a change of one of `kinds` for which `about` is
+// true, every `every` milliseconds, and on `again()`. Old data stay on the screen until the new
+// data arrive.
 export function useData(path, { kinds = [], about, every = 0, parameters = {} } = {}) {
   const key = path && JSON.stringify([path, parameters]);
   const [state, setState] = useState({ key: null, data: null, error: null });
-  const look = useRef(() => {});
-  const again = useCallback(() => look.current(), []);
+  const reader = useRef(() => {});
+  const again = useCallback(() => reader.current(), []);
   useEffect(() => {
     if (!key) return undefined;
     const abort = new AbortController();
@@ -31,11 +33,11 @@ export function useData(path, { kinds = [], about, every = 0, parameters = {} } 
         if (!abort.signal.aborted) setState((old) => ({ key, data: old.key === key ? old.data : null, error }));
       }
     };
-    // A poll is never cancelled for the next one: where answers take longer than the time between
-    // two changes, none would arrive.
+    // A read is never cancelled for the next one: if answers take longer than the time between two
+    // changes, none would arrive.
     let reading = false;
     let wanted = false;
-    look.current = async (late = true) => {
+    reader.current = async (late = true) => {
       wanted ||= late || !reading;
       if (reading) return;
       reading = true;
@@ -51,15 +53,15 @@ export function useData(path, { kinds = [], about, every = 0, parameters = {} } 
   useChanges(kinds, again, about);
   useEffect(() => {
     if (!every) return undefined;
-    const timer = setInterval(() => feed.paused || document.hidden || look.current(false), every);
+    const timer = setInterval(() => feed.paused || document.hidden || reader.current(false), every);
     return () => clearInterval(timer);
   }, [every]);
   const current = state.key === key ? state : { data: null, error: null };
   return { ...current, loading: current.data === null && current.error === null, again };
 }
 
-// Calls `then` after changes of one of `kinds` that are `about` it, at most once in LOOK_EVERY, and
-// never while paused.
+// Calls `then` after changes of one of `kinds` for which `about` is true, at most once in
+// READ_EVERY, and never while paused.
 export function useChanges(kinds, then, about = () => true) {
   const latest = useRef(then);
   latest.current = then;
@@ -75,7 +77,7 @@ export function useChanges(kinds, then, about = () => true) {
         timer = null;
         last = Date.now();
         if (!feed.paused) latest.current();
-      }, Math.max(0, last + LOOK_EVERY - Date.now()));
+      }, Math.max(0, last + READ_EVERY - Date.now()));
     });
     return () => {
       clearTimeout(timer);
@@ -84,8 +86,8 @@ export function useChanges(kinds, then, about = () => true) {
   }, [wanted]);
 }
 
-// Does one thing at a time: who presses twice has ordered it once. Returns the function for the
-// press, and whether it is at work.
+// Runs one action at a time: a second press while it runs has no effect. Returns the function for
+// the press, and whether the action runs.
 export function useAct(act) {
   const busy = useRef(false);
   const [acting, setActing] = useState(false);
@@ -123,8 +125,8 @@ export const Failure = ({ error, again }) => html`
     ${again && html`<button type="button" onClick=${again}>Try again</button>`}
   </div>`;
 
-// What stands in place of data: the error, a note that they are on their way, or what says that
-// there are none.
+// Shows the data, or instead of them an error, a note that they are loading, or that there are
+// none.
 export function Loaded({ of, empty, children }) {
   if (of.data === null) {
     return of.error ? html`<${Failure} error=${of.error} again=${of.again} />` : html`<p class="empty" aria-busy="true">Loading…</p>`;
@@ -141,8 +143,8 @@ export function Choice({ label, value, options, onChange, all = "all" }) {
     </select></label>`;
 }
 
-// A text that takes effect when the field is left or Enter is pressed. What is written until then
-// stays when the page is drawn anew.
+// A text field that takes effect when it loses the focus or Enter is pressed. Unsent text stays
+// when the page is rendered again.
 export function Field({ label, value, onChange, type = "text", placeholder = "", name, wide = false }) {
   const [draft, setDraft] = useState(null);
   useEffect(() => setDraft(null), [value]);
@@ -161,7 +163,8 @@ export function Copy({ text, children }) {
   return html`<button type="button" class="quiet" onClick=${copy}>${children}<span class="said" aria-live="polite">${said && ` ${said}`}</span></button>`;
 }
 
-// Browsers give the clipboard to pages of https and of this machine only; elsewhere the old way works.
+// Browsers give the clipboard only to pages of https and of this machine; elsewhere execCommand
+// works.
 async function toClipboard(text) {
   try {
     await navigator.clipboard.writeText(text);
@@ -188,10 +191,10 @@ export function Said({ text, as = "p" }) {
   return html`<${as} ref=${element} tabindex="-1" role="status" class="said">${text}<//>`;
 }
 
-// A button that acts. It keeps the focus while it does: one with `disabled` would lose it.
+// A button that acts. It keeps the focus while its action runs: a `disabled` button would lose it.
 export const Act = ({ busy, children, ...rest }) => html`<button class="strong" aria-disabled=${busy ? "true" : null} ...${rest}>${children}</button>`;
 
-// A question before something changes. `act` returns what to say afterwards.
+// A dialog that asks for confirmation before a change.
 export function Dialog({ title, onClose, children }) {
   const element = useRef(null);
   useEffect(() => {
@@ -230,7 +233,8 @@ function Value({ kind, text }) {
     ${text.length > most && html`<button type="button" class="quiet" onClick=${() => setMost(most * 5)}>${text.length - most} more characters</button>`}`;
 }
 
-// Children are made when they are opened first: a payload may have a hundred thousand of them.
+// Children are rendered when the branch is first opened: a payload may have a hundred thousand of
+// them.
 function Branch({ label, summary, open, children }) {
   const [opened, setOpened] = useState(open);
   return html`<details class="branch" open=${open} onToggle=${(event) => event.currentTarget.open && setOpened(true)}>

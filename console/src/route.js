@@ -1,9 +1,9 @@
-// The address of a view is its fragment: #/deliveries?state=dead. A filter lives in it, so that a
-// reload, a link and the way back keep it.
+// The address of a view is its fragment: #/deliveries?state=dead. It contains the filter, so that a
+// reload, a link and the Back button keep it.
 
 import { useEffect, useState } from "preact/hooks";
 
-// Lists as they were shown last, by their view: the way back from an item keeps the filter.
+// The last address of each list: the link back from an item keeps the filter.
 const lists = new Map();
 let current = null;
 let before = null;
@@ -17,10 +17,10 @@ export function route() {
   return current;
 }
 
-// The item of a view that was shown just before.
+// The item of a view that was shown last.
 export const cameFrom = (view) => (before?.view === view ? before.item : null);
 
-// An address that was cut off in a message is taken as it stands.
+// A truncated escape, as in an address cut off by a message, is taken literally.
 function decoded(text) {
   try {
     return decodeURIComponent(text);
@@ -41,7 +41,7 @@ export function go(...parts) {
   location.hash = address(...parts);
 }
 
-// Another filter of the same view takes the place of this one in the history.
+// Another filter of the same view replaces the current history entry.
 export function refine(view, filter) {
   history.replaceState(null, "", address(view, null, filter));
   dispatchEvent(new HashChangeEvent("hashchange"));

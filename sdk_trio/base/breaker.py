@@ -16,8 +16,8 @@ from weakref import WeakSet
 
 import attrs
 
-#: The ``retry_after`` of a refusal while a probe is out, in seconds. The probe's duration is
-#: unknown; it usually takes seconds.
+#: The ``retry_after`` of a refusal while a probe is in progress, in seconds. The probe's duration
+#: is unknown; it usually takes seconds.
 PROBE_HINT_SECONDS = 1.0
 
 

@@ -9,9 +9,9 @@ V = TypeVar("V")
 
 
 class Lru(Generic[K, V]):
-    """At most ``capacity`` values by key (1 or more); reading and writing a value uses it.
+    """At most ``capacity`` values by key (1 or more); reading or writing a value counts as use.
 
-    Every operation takes constant time. ``in`` and ``len`` do not count as use.
+    Every operation takes constant time. ``in`` and ``len`` do not count.
     """
 
     __slots__ = ("_capacity", "_values")

@@ -1,10 +1,9 @@
 """Directories and files that only this user can access: customers' data and secrets.
 
-If another user could write into such a directory, a symbolic link in place of one of its files
-would choose what this process overwrites, and a planted token would be believed. So such a
-directory is refused, and its files are opened without following links. A directory that others can
-only enter, as systemd and mkdir create it, is accepted while they can read nothing in it: every
-file is created for its owner only.
+A user who can write into such a directory could make this process overwrite any file, by a symbolic
+link, or plant a token that it trusts. So such a directory is refused, and its files are opened
+without following links. A directory that others can only enter, as systemd and mkdir create it, is
+accepted while they can read nothing in it: every file is created for its owner only.
 """
 
 import os
@@ -94,7 +93,7 @@ def exposure(directory: Path) -> str | None:
     that others may have left.
 
     Raises:
-        OSError: it cannot be looked at.
+        OSError: its status cannot be read.
     """
     if os.name != "posix":
         return None
@@ -128,7 +127,7 @@ def visibility(directory: Path) -> str | None:
     """Describe that others can see the names in a directory that :func:`exposure` accepts, or None.
 
     Raises:
-        OSError: it cannot be looked at.
+        OSError: its status cannot be read.
     """
     if os.name != "posix":
         return None

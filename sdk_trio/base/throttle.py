@@ -10,8 +10,9 @@ _ROUNDING = 1e-9
 class TokenBucket:
     """At most ``burst`` calls at once, and ``per_second`` in the long run.
 
-    The state is the number of missing tokens and the time of that count, which is exact at any
-    rate. A bucket that is short of more tokens than it can hold is a queue: each token has a time.
+    The bucket stores how many tokens are missing and when it counted them, which is exact at any
+    rate. If more tokens are missing than it can hold, it acts as a queue: each caller gets the time
+    of its token.
 
     Args:
         per_second: above 0.

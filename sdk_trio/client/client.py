@@ -148,7 +148,7 @@ class Client(Resources[Awaiting], path=""):
             params: the query; a list repeats its key, None is omitted.
             json: a body of any JSON-compatible values.
             content: a body as bytes; ``headers`` should then name its media type.
-            options: options of this call; ``fields`` are the same as keywords.
+            options: options of this call; ``fields`` are the same options as keywords.
 
         Returns:
             The response, with its body read.

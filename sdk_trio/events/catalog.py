@@ -20,7 +20,7 @@ from . import additional, known
 from .event import Event
 from .values import decoder_for, fields_of
 
-#: A type is a column and a metric label: short, printable, parts joined by dots.
+#: A type is stored in a column and used as a metric label: short, printable, parts joined by dots.
 _WIRE_TYPE = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 _MAX_WIRE_TYPE_LENGTH = 128
 

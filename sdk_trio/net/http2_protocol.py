@@ -40,7 +40,7 @@ CONFIG = h2.config.H2Configuration(
     normalize_inbound_headers=False,
 )
 _STATUS = re.compile(rb"[1-9][0-9][0-9]")
-#: Values that must not enter the compression tables, of ours or of a proxy (RFC 7541, 7.1.3).
+#: Values that must not enter our compression table or a proxy's (RFC 7541, 7.1.3).
 _SECRET_HEADERS = frozenset([b"authorization", b"cookie", b"proxy-authorization"])
 
 

@@ -151,7 +151,7 @@ class ChannelRunner:
         limits: the limits of this channel.
         clock: returns Unix seconds.
         count: called with the channel and the result of every attempt.
-        taking: is locked while messages are claimed, and while leases are renewed.
+        claim_lock: held while messages are claimed, and while leases are renewed.
         fraction: returns a random number from 0 to 1.
     """
 
@@ -164,7 +164,7 @@ class ChannelRunner:
         limits: ChannelLimits,
         clock: Callable[[], float],
         count: Count,
-        taking: trio.Lock,
+        claim_lock: trio.Lock,
         fraction: Callable[[], float] = random.random,
     ) -> None:
         self.name = name
@@ -178,7 +178,7 @@ class ChannelRunner:
         #: The messages whose leases this process holds: they are being sent.
         self.held: set[NotificationId] = set()
         # Leases are taken from the store and compared with it one at a time.
-        self._taking = taking
+        self._claim_lock = claim_lock
         self._closed = False
         self._wanted = Flag()
 
@@ -215,7 +215,7 @@ class ChannelRunner:
     async def _claim(self, free: int, pace: Pace, attempts: trio.Nursery) -> float:
         """Start up to ``free`` attempts; return the seconds until there may be more."""
         try:
-            async with self._taking:
+            async with self._claim_lock:
                 due = await self._store.take_due(self.name, limit=free, now=self._clock())
                 claimed = [record for record in due.records if record.id not in self.held]
                 self.held.update(record.id for record in claimed)
@@ -394,7 +394,7 @@ class NotificationPump:
         self._store = store
         self._clock = clock
         self._counts: Counter[tuple[str, str]] = Counter()
-        self._taking = trio.Lock()
+        self._claim_lock = trio.Lock()
         self._repeatable = {name: channel.repeatable for name, channel in channels.items()}
         self._runners = {
             name: ChannelRunner(
@@ -404,7 +404,7 @@ class NotificationPump:
                 limits=(limits or {}).get(name, ChannelLimits()),
                 clock=clock,
                 count=self._count,
-                taking=self._taking,
+                claim_lock=self._claim_lock,
                 fraction=fraction,
             )
             for name, channel in channels.items()
@@ -531,7 +531,7 @@ class NotificationPump:
 
     async def _renew(self) -> None:
         now = self._clock()
-        async with self._taking:
+        async with self._claim_lock:
             held = [id for runner in self._runners.values() for id in runner.held]
             given_up = await self._store.renew(held, now=now)
         self._report_lost(given_up, now)

@@ -90,7 +90,7 @@ class AlertMessage:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it is still to be sent."""
+        """Whether the message has not been sent yet."""
         return self.state in OPEN
 
 

@@ -192,7 +192,7 @@ def name_of_glob(glob: str) -> str:
 #: a type or a route makes the two equal.
 PAUSED = "pause:"
 
-#: The first text after all that begin with it.
+#: The first text after all texts with this prefix.
 AFTER_PAUSED = "pause;"
 
 
@@ -242,7 +242,8 @@ class ClaimLimits(msgspec.Struct, frozen=True):
     reads_bodies: bool = False
 
 
-#: The limits of a process without pauses and policies, which lets go of what others have held.
+#: The limits of a process without pauses and policies, which releases events that other processes
+#: have held.
 NO_LIMITS = ClaimLimits(lambda _type, _raw, _signer: None, {}, frozenset(), 0)
 
 

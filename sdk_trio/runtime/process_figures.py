@@ -21,7 +21,7 @@ ASK_SECONDS: Final = 0.5
 
 
 @attrs.define(eq=False)
-class ProcessQuestion:
+class ProcessRequest:
     """A request to several processes: the processes that have not answered, and the problems of
     those that have."""
 
@@ -46,7 +46,7 @@ class ProcessFigures:
     def __init__(self, count: int) -> None:
         self._count = count
         self._processes: dict[int, WorkerProcess] = {}
-        self._questions: dict[int, ProcessQuestion] = {}
+        self._requests: dict[int, ProcessRequest] = {}
         self._asked = 0
         self._handled_types: set[str] = set()
         self._ends = EndCounter()
@@ -131,30 +131,30 @@ class ProcessFigures:
 
     async def refresh(self) -> None:
         """Request the metrics of the processes, and wait at most :data:`ASK_SECONDS`."""
-        with self._question() as (number, question):
-            for process in question.pending:
+        with self._request() as (number, request):
+            for process in request.pending:
                 process.post("report", number)
             with trio.move_on_after(ASK_SECONDS):
-                await question.answered.wait()
+                await request.answered.wait()
 
     @contextmanager
-    def _question(self) -> Iterator[tuple[int, ProcessQuestion]]:
+    def _request(self) -> Iterator[tuple[int, ProcessRequest]]:
         """Send a request to every process that serves; answers count within the block."""
         self._asked += 1
         number = self._asked
         asked = {process for process in self._processes.values() if process.ready_at is not None}
-        question = self._questions[number] = ProcessQuestion(asked)
+        request = self._requests[number] = ProcessRequest(asked)
         if not asked:
-            question.answered.set()
+            request.answered.set()
         try:
-            yield number, question
+            yield number, request
         finally:
-            del self._questions[number]
+            del self._requests[number]
 
     def _forget(self, process: WorkerProcess) -> None:
         """Remove a process that has ended, and keep its counters."""
         self._processes.pop(process.number, None)
         self._past = add_up([self._past, lasting(samples_of(process.report))])
         self._past_deliveries.update(process.report.deliveries)
-        for question in self._questions.values():
-            question.remove(process)
+        for request in self._requests.values():
+            request.remove(process)

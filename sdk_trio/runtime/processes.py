@@ -333,12 +333,12 @@ class Processes(ProcessFigures):
         """
         committed = False
         async with self._reloading:
-            with self._question() as (number, question):
-                asked = tuple(question.pending)
+            with self._request() as (number, request):
+                asked = tuple(request.pending)
                 for process in asked:
                     process.post("prepare", number, settings)
                 with trio.move_on_after(PREPARE_SECONDS):
-                    await question.answered.wait()
+                    await request.answered.wait()
 
             def commit(in_force: Settings) -> None:
                 nonlocal committed
@@ -350,10 +350,10 @@ class Processes(ProcessFigures):
 
             try:
                 problems = [
-                    *question.problems,
+                    *request.problems,
                     *(
                         Problem(ROOT, f"process {process.number} does not answer: {_SILENT_HINT}")
-                        for process in question.pending
+                        for process in request.pending
                     ),
                 ]
                 if problems:
@@ -417,10 +417,10 @@ class Processes(ProcessFigures):
                         self._receiver.note_secret(index)
                 process.report = message.report
             self._receiver.rejected.add_reported(message.causes, message.rejected)
-            question = self._questions.get(message.number)
-            if question is not None:
-                question.problems += [Problem(*problem) for problem in message.problems]
-                question.remove(process)
+            request = self._requests.get(message.number)
+            if request is not None:
+                request.problems += [Problem(*problem) for problem in message.problems]
+                request.remove(process)
 
 
 def _matches_of(report: ProcessReport) -> dict[int, float]:

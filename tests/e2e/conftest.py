@@ -1,4 +1,4 @@
-"""What every test with processes of its own shares."""
+"""Fixtures shared by all tests that start processes."""
 
 import httpx
 import pytest

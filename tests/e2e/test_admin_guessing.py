@@ -29,7 +29,7 @@ def bearer(token):
     return {"authorization": f"Bearer {token}"}
 
 
-async def test_wrong_tokens_wait_are_counted_and_keep_nobody_else_waiting(place):
+async def test_wrong_tokens_wait_are_counted_and_delay_no_other_request(place):
     with trio.fail_after(120), place.daemon() as daemon:
         url, statuses = f"{daemon.admin}/api/status", []
 
@@ -43,7 +43,8 @@ async def test_wrong_tokens_wait_are_counted_and_keep_nobody_else_waiting(place)
             # Ten at once and then five a second: a lower bound, which no load can break.
             assert time.monotonic() - begun > (GUESSES - 10) / 5 - 0.5
             assert statuses == [401] * GUESSES
-            # While sixteen wait, the others are sent away, and who has the token waits for nobody.
+            # While sixteen requests wait, others are refused, and a request with the token does not
+            # wait.
             async with trio.open_nursery() as nursery:
                 for _ in range(60):
                     nursery.start_soon(guess, client)
@@ -91,7 +92,7 @@ async def test_a_probe_is_no_way_to_try_tokens_out(place):
 
 
 @pytest.mark.parametrize("actor", [None, "mia@example.com"])
-def test_a_replay_leaves_who_did_it_from_where_and_to_what(place, actor):
+def test_a_replay_records_its_actor_address_and_events(place, actor):
     with place.daemon() as daemon:
         sent = [sign_delivery("order.paid", secret=SECRET) for _ in range(2)]
         for delivery in sent:
@@ -115,7 +116,7 @@ def test_a_replay_leaves_who_did_it_from_where_and_to_what(place, actor):
             assert refused.status_code == 400
 
 
-def test_a_forwarding_contradiction_is_told_once_and_counts_as_not_secure(place):
+def test_a_forwarding_contradiction_is_logged_once_and_counts_as_not_secure(place):
     place.environ["SDK__WEBHOOKS__REQUIREHTTPS"] = "true"
     place.environ["SDK__SERVER__TRUSTEDPROXIES__0"] = "127.0.0.1"
 

@@ -54,7 +54,7 @@ def test_nothing_acknowledged_is_lost_in_start_load_drain_and_by_a_killed_thread
             more()
             server.ask("GET", "/kill")
             wait_until(lambda: server.hello() is False, server.log)
-            # The application goes on; only deliveries are refused.
+            # The application continues; only deliveries are refused.
             assert server.deliver("order.paid", "after") == 503
             wait_until(lambda: "runtime.thread_ended" in server.log(), server.log)
             server.stop()
@@ -72,7 +72,7 @@ def test_nothing_acknowledged_is_lost_in_start_load_drain_and_by_a_killed_thread
     assert {states[webhook_id] for webhook_id in wanted} == {"done"}
 
 
-def test_a_second_worker_on_one_directory_is_refused_and_says_what_to_do(tmp_path):
+def test_a_second_worker_on_one_directory_is_refused_with_the_remedy(tmp_path):
     with Uvicorn(tmp_path, "starlette", ("--workers", "2")) as server:
         server.begin()
         wait_until(lambda: "or receive with `sdk-trio run`" in server.log(), server.log)

@@ -8,7 +8,7 @@ from support.supervised import Daemon, running
 from support.waiting import wait_until
 
 
-def test_a_loop_that_stands_still_is_reported_once_with_the_handler_that_holds_it(tmp_path):
+def test_a_blocked_loop_is_reported_once_with_the_handler_that_blocks_it(tmp_path):
     daemon = Daemon(tmp_path, environment={"BLOCK": "4", "ASIDE": "600"})
     with running(daemon):
         assert daemon.deliver("aside-1") == 200  # another handler is at work and blocks nothing

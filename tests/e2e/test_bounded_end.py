@@ -1,4 +1,4 @@
-"""TERM ends a daemon in its time, whatever handlers do; signals of the first moment are kept."""
+"""TERM ends a daemon in bounded time, whatever handlers do; early signals are not lost."""
 
 import os
 import signal
@@ -29,9 +29,9 @@ def is_set(process, mask, number):
     return int(bits, 16) >> (number - 1) & 1
 
 
-# The three that let the loop go on are ended together: each end takes the whole limit.
+# The three that do not block the loop are tested together, because each end takes the whole limit.
 @pytest.mark.parametrize("kinds", [["thread", "shield", "swallow"], ["block"]], ids="-".join)
-def test_what_no_cancellation_ends_is_named_left_behind_and_run_again(daemon, kinds):
+def test_uncancellable_runs_are_named_abandoned_and_run_again(daemon, kinds):
     ids = [f"{kind}-late" for kind in kinds]
     with running(daemon):
         for webhook_id in ids:
@@ -43,7 +43,7 @@ def test_what_no_cancellation_ends_is_named_left_behind_and_run_again(daemon, ki
         (left,) = daemon.logged("runtime.left_behind")
         named = sorted((run["handler"], run["webhook_id"]) for run in left["runs"])
         assert named == sorted(("queued", webhook_id) for webhook_id in ids)
-        if kinds != ["block"]:  # a loop that stands still cannot tell the store
+        if kinds != ["block"]:  # a blocked loop cannot write to the store
             (report,) = daemon.logged("runtime.stopped")
             assert (report["persisted"], sorted(report["ids"])) == (len(ids), sorted(ids))
             for webhook_id in ids:
@@ -108,8 +108,8 @@ def test_plain_functions_in_their_threads_are_named_left_behind_and_run_again(da
         assert {(run["handler"], run["webhook_id"]) for run in left["runs"]} == {
             ("plain", webhook_id) for webhook_id in sent
         }
-        told = {line["webhook_id"] for line in daemon.logged("webhook.still_running")}
-        assert told == set(sent)
+        reported = {line["webhook_id"] for line in daemon.logged("webhook.still_running")}
+        assert reported == set(sent)
         (report,) = daemon.logged("runtime.stopped")
         assert (report["persisted"], set(report["ids"])) == (2, set(sent))
         for webhook_id in sent:
@@ -119,7 +119,7 @@ def test_plain_functions_in_their_threads_are_named_left_behind_and_run_again(da
         daemon.environment["PLAIN"] = "0"
         del daemon.settings["Webhooks:InlineTimeoutSeconds"]
         daemon.start()
-        # The sender of the inline one was never told 200, so it delivers again.
+        # The sender of the inline event was never answered 200, so it delivers again.
         assert daemon.deliver("inline-1", event_type="order.refunded") == 200
         for webhook_id in sent:
             daemon.wait_for_state(webhook_id, "done")
@@ -136,7 +136,7 @@ def test_a_second_signal_ends_it_at_once_whatever_runs(daemon, kind):
         wait_until(lambda: daemon.runs(f"{kind}-1"), daemon.log)
         daemon.signal(signal.SIGTERM)
         # Two signals of which the first has not arrived are one.
-        if kind == "block":  # a loop that stands still cannot say that it has
+        if kind == "block":  # a blocked loop cannot log that it got the signal
             wait_until(lambda: not is_set(daemon.process, "ShdPnd", signal.SIGTERM), daemon.log)
         else:
             wait_until(lambda: daemon.logged("runtime.draining"), daemon.log)
@@ -145,7 +145,7 @@ def test_a_second_signal_ends_it_at_once_whatever_runs(daemon, kind):
         assert daemon.logged("runtime.left_behind")
 
 
-def test_a_handler_that_obeys_needs_nobody_to_be_left_behind(daemon):
+def test_a_handler_that_obeys_the_cancellation_leaves_no_thread_behind(daemon):
     with running(daemon):
         daemon.environment["ASIDE"] = "600"
     daemon.start()
@@ -221,7 +221,7 @@ def test_int_in_the_first_moment_of_a_start_leaves_no_traceback(daemon):
         assert "Traceback" not in daemon.log()
 
 
-#: What is raised while an object is finalised is printed and forgotten by Python.
+#: Python prints and ignores exceptions raised while an object is finalised.
 FINALISED = """
 import pathlib, time
 

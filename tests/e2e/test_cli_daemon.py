@@ -119,7 +119,7 @@ def test_dev_then_trigger_then_list_shows_the_event_done(workplace):
     printed = workplace.wait_for("Ctrl-C")
     out, _ = workplace.printed()
 
-    # What it prints can be done, word for word.
+    # The printed commands work, word for word.
     lines = dict(re.split(r"  +", line, maxsplit=1) for line in out.splitlines())
     words = lines["send an event"].split(" -m sdk_trio ")[1].split()
     triggered = workplace.run(*words, "--format", "json")
@@ -173,7 +173,7 @@ def test_dev_then_trigger_then_list_shows_the_event_done(workplace):
     assert end(again, signal.SIGINT) == 0
 
 
-def test_dev_is_one_process_whatever_the_settings_file_of_production_says(workplace):
+def test_dev_is_one_process_regardless_of_the_settings_of_production(workplace):
     (workplace.directory / "appsettings.json").write_text('{"Sdk": {"Server": {"Processes": 2}}}')
     sets = ("--set", "Sdk:Server:Bind=127.0.0.1:0", "--set", "sdk__server__processes=3")
     daemon = workplace.start("dev", *sets)
@@ -187,14 +187,14 @@ def test_dev_is_one_process_whatever_the_settings_file_of_production_says(workpl
     assert end(daemon) == 0
 
 
-def test_dev_takes_another_port_only_if_nobody_chose_the_first(workplace):
+def test_dev_takes_another_port_only_if_the_first_was_not_configured(workplace):
     with socket.socket() as taken:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             taken.bind(("127.0.0.1", 8080))
             taken.listen()
         except OSError:
-            pass  # somebody else has it, which serves as well
+            pass  # another process has it, which is just as good
         chosen = workplace.run("dev", "--set", "Sdk:Server:Bind=127.0.0.1:8080", status=69)
         assert "sdk-trio: error: Sdk:Server:Bind: cannot listen on 127.0.0.1:8080" in chosen.stderr
         assert chosen.stdout == ""
@@ -298,7 +298,7 @@ def test_a_first_signal_alone_waits_for_the_handler(workplace):
 
 
 def test_commands_beside_a_running_daemon(workplace):
-    workplace.environment["SDK__ACCESSTOKEN"] = "token-that-nobody-may-see"
+    workplace.environment["SDK__ACCESSTOKEN"] = "token-that-must-stay-secret"
     daemon = start_run(workplace, "--set", "Sdk:Webhooks:Queue:MaxAttempts=1")
     wait_for_record(workplace)
     failed, _ = trigger(workplace, "order.created")
@@ -312,7 +312,7 @@ def test_commands_beside_a_running_daemon(workplace):
 
     tail = workplace.start("events", "tail", "--format", "json")
     workplace.wait_for("waiting for changes", 1)
-    # The daemon notices what a command has put back, and runs it: it fails again.
+    # The daemon notices events that a command replayed, and runs them: they fail again.
     replayed = workplace.run("events", "replay", "--state", "dead")
     assert failed["webhook_id"] in replayed.stdout
     workplace.wait_for('"state": "dead"', 1)
@@ -329,7 +329,7 @@ def test_commands_beside_a_running_daemon(workplace):
     assert end(daemon) == 0
     everything = "".join((*workplace.printed(), hint))
     assert SECRET not in everything
-    assert "nobody-may-see" not in everything
+    assert "must-stay-secret" not in everything
 
 
 def wrong_secret(workplace: Workplace) -> tuple[dict[str, object], str]:

@@ -1,4 +1,4 @@
-"""Somebody sets the wall clock of the machine while a daemon runs, or between two of its lives."""
+"""The machine's wall clock is set while a daemon runs, or between two of its runs."""
 
 from pathlib import Path
 

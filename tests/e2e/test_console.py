@@ -1,4 +1,4 @@
-"""The console in a real browser, beside a running program: what an operator sees and does."""
+"""The console in a real browser, beside a running program, as an operator uses it."""
 
 import base64
 import json
@@ -79,13 +79,13 @@ async def watched(address, handlers=None, **keys):
 
 
 class Ledger:
-    """A handler that fails until it is mended."""
+    """A handler that fails until it is repaired."""
 
     def __init__(self):
-        self.mended = False
+        self.repaired = False
 
     async def __call__(self, event):
-        if not self.mended:
+        if not self.repaired:
             raise KeyError("customer_id")
 
 
@@ -114,7 +114,7 @@ async def views(page):
 
 
 async def violations(page):
-    """What axe-core finds that people with a screen reader or weak eyes would run into."""
+    """Return the accessibility problems that axe-core finds."""
     rules = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
     options = json.dumps({"resultTypes": ["violations"], "runOnly": rules})
     return await page.evaluate(f"""axe.run(document, {options}).then((found) =>
@@ -156,7 +156,7 @@ async def test_an_axe_that_finds_nothing_is_looking(address):
         assert [name for name, _ in await violations(console.page)] == ["image-alt"]
 
 
-async def test_deliveries_come_in_and_one_tells_why_it_failed(address):
+async def test_deliveries_arrive_and_a_failed_one_shows_its_reason(address):
     ledger, handlers = failing()
     async with watched(address, handlers, Webhooks__Queue__MaxAttempts=1) as console:
         page, app = console.page, console.program.app
@@ -176,14 +176,14 @@ async def test_deliveries_come_in_and_one_tells_why_it_failed(address):
         await page.see("KeyError: 'customer_id'")
         await page.see("in Ledger.__call__")
         await page.see("12345678901234567890", "document.querySelector('.tree')")
-        ledger.mended = True
+        ledger.repaired = True
         await page.click("button", "Replay")
         await page.click("dialog button.strong", "Replay")
         await page.see("It is in the queue again.")
         await page.see("done", "document.querySelector('header.title')")
 
 
-async def test_what_comes_before_the_feed_is_open_is_shown(address, monkeypatch):
+async def test_deliveries_before_the_feed_is_open_are_shown(address, monkeypatch):
     opened = trio.Event()
     begin = Feed._begin
 
@@ -221,7 +221,7 @@ async def test_what_comes_before_the_feed_is_open_is_shown(address, monkeypatch)
         assert page.errors == []
 
 
-async def test_what_is_dead_when_the_feed_tells_of_it_is_a_dead_letter(address, monkeypatch):
+async def test_an_event_that_the_feed_reports_as_dead_is_a_dead_letter(address, monkeypatch):
     looks = trio.Event()
     look = Feed._poll
 
@@ -257,14 +257,14 @@ async def test_dead_letters_are_counted_before_they_are_put_back(address):
     async with watched(address, handlers, Webhooks__Queue__MaxAttempts=1) as console:
         page = console.page
         await dead_letters(console.program, 3)
-        ledger.mended = True
+        ledger.repaired = True
         await console.view("dead")
         await page.click("td button", "Replay")
         await page.click("dialog button", "Dry run")
         await page.see("3 deliveries would run again")
         states = {each["state"] for each in await console.program.api("/events")}
         assert states == {"dead"}
-        # Somebody else is faster with one of them.
+        # Another operator is faster with one of them.
         one = (await console.program.api("/events"))[1]["key"]
         assert (await console.program.replay({"ids": [one]})).json()["replayed"] == 1
         await page.click("dialog button", "Replay 3")
@@ -277,7 +277,7 @@ async def test_dead_letters_are_counted_before_they_are_put_back(address):
         await until(done)
 
 
-async def test_the_focus_stays_with_what_was_pressed_or_said(address):
+async def test_the_focus_stays_with_the_pressed_button_or_its_result(address):
     ledger, handlers = failing()
     focused = "document.activeElement.innerText"
 
@@ -292,7 +292,7 @@ async def test_the_focus_stays_with_what_was_pressed_or_said(address):
     async with watched(address, handlers, Webhooks__Queue__MaxAttempts=1) as console:
         page = console.page
         await dead_letters(console.program, 2)
-        ledger.mended = True
+        ledger.repaired = True
         await console.view("dead")
         await press(page, "td button", "Replay")
         await press(page, "dialog[open] button", "Dry run")
@@ -301,7 +301,7 @@ async def test_the_focus_stays_with_what_was_pressed_or_said(address):
         await press(page, "dialog[open] button", "Replay 2")
         await page.see("in the queue again")
         await page.until(f"{focused}.includes('in the queue again')")
-        ledger.mended = False
+        ledger.repaired = False
         await dead_letters(console.program, 1)
         (event,) = await console.program.api("/events?state=dead")
         await console.view(f"deliveries/{event['key']}")
@@ -367,7 +367,7 @@ async def test_a_pause_and_an_open_alert_are_seen_and_the_pause_is_resumed(addre
         await page.see("open", row)
 
 
-async def test_a_tenant_is_suspended_and_the_audit_and_the_messages_say_so(address, monkeypatch):
+async def test_a_suspended_tenant_appears_in_the_audit_trail_and_the_messages(address, monkeypatch):
     monkeypatch.setenv("EMAIL_API_KEY", "a-test-value")
     status = "MultiTenant__TenantStatus__SuspendUnverifiedTenantsAnyway"
     keys = {"MultiTenant__Enabled": True, status: True}
@@ -382,7 +382,7 @@ async def test_a_tenant_is_suspended_and_the_audit_and_the_messages_say_so(addre
         await page.click("button", "Suspend")
         await page.write("dialog input[name=reason]", "unpaid invoice 4711")
         await page.click("dialog button.strong", "Suspend")
-        # What the program refuses is said where it was asked, and not lost.
+        # A refusal of the program is shown where the action was started.
         await page.see("email is not verified; verify it", "document.querySelector('dialog')")
         page.errors.clear()
         await page.click("dialog input[name=bypass]")
@@ -400,7 +400,7 @@ async def test_a_tenant_is_suspended_and_the_audit_and_the_messages_say_so(addre
         await page.until(f"{again} === 3")
         await page.click("td button", "Send again")
         await page.see("It will be sent again.")
-        # It is given up once more, though no change of a tenant tells of it.
+        # It is given up once more; no change of a tenant announces that.
         await page.until(f"{again} === 3")
         await page.choose("Preview of", "Suspended")
         await page.see("Example Ltd (example) has been", "document.querySelector('dialog pre')")
@@ -427,7 +427,7 @@ async def test_the_page_goes_on_after_a_restart(address, tmp_path):
             await page.see("before")
 
 
-async def test_what_strangers_send_is_text(address):
+async def test_data_of_strangers_is_shown_as_text(address):
     script = "</script><img src=x onerror=\"document.title='owned'\"><b>bold</b>"
     async with watched(address) as console:
         page = console.page
@@ -514,7 +514,7 @@ async def test_a_link_with_a_token_is_taken_where_the_page_is_open(address):
         assert await page.evaluate("sessionStorage.length") == 0
         await page.evaluate(f"location.hash = 'token={TOKEN}'")
         await page.until("document.querySelector('.live-live')")
-        # An answer that refuses the token of before comes when there is another one.
+        # The answer that refuses an earlier token arrives when there is another token.
         await page.evaluate("""(() => {
             const ask = window.fetch;
             window.fetch = async (...given) => {
@@ -536,7 +536,7 @@ async def test_a_link_with_a_token_is_taken_where_the_page_is_open(address):
         page.errors.clear()
 
 
-async def test_nobody_gets_in_without_the_token(address):
+async def test_no_one_gets_in_without_the_token(address):
     async with administered(registry(works)) as program, connected(address) as browser:
         page = await browser.open(f"{program.url}/")
         for wrong, said in (
@@ -553,7 +553,7 @@ async def test_nobody_gets_in_without_the_token(address):
         assert TOKEN not in await page.evaluate("location.href + document.cookie")
 
 
-async def test_where_nothing_may_be_changed_the_buttons_say_so(address):
+async def test_buttons_are_disabled_with_a_reason_where_nothing_may_be_changed(address):
     _, handlers = failing()
     keys = {"Admin__ReadOnly": True, "Webhooks__Queue__MaxAttempts": 1}
     async with watched(address, handlers, **keys) as console:
@@ -583,14 +583,14 @@ async def test_a_paused_page_reads_nothing(address):
         await console.view("deliveries")
         await page.press("p")
         await page.until("document.querySelector('.live-paused')")
-        # What was asked before the pause is still answered, and perhaps asked once more.
+        # Requests from before the pause are still answered, and perhaps repeated once.
         (before,) = await page.until("""(() => {
             const before = window.asked;
             const rests = () => window.pending === 0 && window.asked === before && [before];
             return rests() && new Promise((then) => setTimeout(() => then(rests()), 500));
         })()""")
         await console.program.app.deliver("order.paid", webhook_id="unseen")
-        # Twice the time in which a page that goes on would have asked.
+        # Twice the time in which a page that is not paused would have sent a request.
         await page.evaluate("new Promise((then) => setTimeout(then, 2000))")
         assert await page.evaluate("window.asked") == before
         await page.press("p")
@@ -642,7 +642,7 @@ async def test_a_list_that_is_longer_than_browsers_draw_ends_with_a_word(address
         await page.press("End")
         last = "document.querySelector('.row.chosen a')"
         assert await page.until(f"{last}?.hash") == "#/deliveries/399999"
-        # It is in sight, and the list goes on with nothing.
+        # It is visible, and nothing follows it in the list.
         await page.until(f"""(() => {{
             const box = {last}.getBoundingClientRect();
             return {last}.contains(document.elementFromPoint(box.x + 5, box.y + 5));
@@ -650,7 +650,7 @@ async def test_a_list_that_is_longer_than_browsers_draw_ends_with_a_word(address
         assert await page.evaluate("window.pages") == 1
 
 
-async def test_the_way_back_and_what_is_half_written_are_kept(address):
+async def test_the_back_link_and_unsent_input_are_kept(address):
     async with watched(address) as console:
         page = console.page
         for name in ("first", "second", "third"):
@@ -680,7 +680,7 @@ async def test_the_way_back_and_what_is_half_written_are_kept(address):
             field.value = "half";
             field.dispatchEvent(new Event("input", {bubbles: true}));
         })()""")
-        # The dialog draws the page anew, as each look at the overview does.
+        # The dialog renders the page again, as each poll of the overview does.
         await page.press("?")
         await page.click("dialog button", "Close")
         assert await page.evaluate("document.querySelector('input[name=subject]').value") == "half"
@@ -731,7 +731,7 @@ async def test_a_replay_goes_on_after_the_connection_was_lost(address, monkeypat
     async with watched(address, handlers, Webhooks__Queue__MaxAttempts=1) as console:
         page = console.page
         await dead_letters(console.program, 3)
-        ledger.mended = True
+        ledger.repaired = True
         await console.view("dead")
         await page.click("td button", "Replay")
         await page.click("dialog button", "Dry run")
@@ -769,7 +769,7 @@ async def test_the_page_notices_another_store_and_another_token(address, tmp_pat
             await page.evaluate("location.hash = '#/deliveries'")
             await page.see("before-2")
         await page.see("connection lost")
-        # A store in memory begins anew.
+        # A store in memory starts empty.
         async with administered(registry(works), **keys) as program:
             await page.until("document.querySelector('.live-live')")
             await page.see("No delivery has arrived yet")
@@ -814,12 +814,12 @@ handlers = sdk_trio.HandlerRegistry()
 
 @handlers.on(OrderPaidEvent, enqueue=True)
 async def book(event):
-    if not pathlib.Path("mended").exists():
+    if not pathlib.Path("repaired").exists():
         raise KeyError("customer_id")
 """
 
 
-async def test_settings_say_where_they_are_from_and_doctor_what_is_wrong(address, tmp_path):
+async def test_settings_show_their_origins_and_doctor_its_findings(address, tmp_path):
     with running_daemon(Place(tmp_path)) as daemon:
         async with connected(address) as browser:
             page = await browser.open(f"{daemon.admin}/#token={TOKEN}")
@@ -871,7 +871,7 @@ async def test_two_processes_on_a_database_server_are_one_console(address, tmp_p
             await page.see("signature")
             await page.evaluate("location.hash = '#/dead'")
             await page.see("4 dead letters")
-            (tmp_path / "mended").touch()
+            (tmp_path / "repaired").touch()
             await page.click("td button", "Replay")
             await page.click("dialog button", "Dry run")
             await page.click("dialog button", "Replay 4")
@@ -881,7 +881,7 @@ async def test_two_processes_on_a_database_server_are_one_console(address, tmp_p
             assert page.errors == []
 
 
-async def test_a_replica_tells_the_age_of_its_verification(address, tmp_path, monkeypatch):
+async def test_a_replica_shows_the_age_of_its_verification(address, tmp_path, monkeypatch):
     monkeypatch.setattr(verification_schedule, "LOOK_SECONDS", 1.0)
     monkeypatch.setattr(health_check, "CHECK_SECONDS", 0.3)
     section = "MultiTenant:FileDb:Replication:"
@@ -914,7 +914,7 @@ async def test_a_replica_tells_the_age_of_its_verification(address, tmp_path, mo
             await trio.to_thread.run_sync(host.verify)
             await page.see("0 failed", card)
             await page.see("s ago", card)
-            # Somebody empties the target, at one moment: the replicator may be writing there.
+            # The target is emptied in one step, because the replicator may be writing there.
             (target.directory / "replica").rename(target.directory / "taken-away")
             await trio.to_thread.run_sync(host.verify)
             await page.see("1 failed", card)

@@ -144,7 +144,7 @@ def place():
 
 
 @pytest.mark.may_skip  # only root may build a container
-def test_what_the_image_runs_works_as_its_user_on_a_read_only_root(place):
+def test_the_image_s_command_works_as_its_user_on_a_read_only_root(place):
     if sys.platform != "linux" or os.geteuid() != 0:
         pytest.skip("only root may build a container")
     user = instruction("USER").partition(":")[0]
@@ -164,7 +164,7 @@ def test_what_the_image_runs_works_as_its_user_on_a_read_only_root(place):
         "SDK__ADMIN__BIND": "127.0.0.1:0",
     }
     if subprocess.run([*sandbox, "true"], env=environment, capture_output=True).returncode:
-        pytest.skip("this machine lets nobody build a container")
+        pytest.skip("this machine cannot build containers")
     (name,) = instruction("ENTRYPOINT")
     assert name == health_command()[0] == "sdk-trio"
     command = [sys.executable, "-m", "sdk_trio"]

@@ -1,4 +1,5 @@
-"""What would let strangers in ends the start or is told, by each command that reads settings."""
+"""Settings that would let strangers in end the start or are reported, by each command that reads
+them."""
 
 import base64
 import json
@@ -17,7 +18,7 @@ def place(tmp_path):
     return Place(tmp_path)
 
 
-def told(found, level):
+def reported(found, level):
     return {(f["key"], f["message"]) for f in found if f["level"] == level}
 
 
@@ -70,7 +71,7 @@ def keys(found, level):
 )
 def test_it_does_not_start(place, settings, environ, key, says):
     found = place.checked(*(f"Sdk:{setting}" for setting in settings), **environ)
-    [(named, message)] = told(found, "error")
+    [(named, message)] = reported(found, "error")
     assert (named, says in message) == (f"Sdk:{key}", True), message
     for value in environ.values():
         assert len(value) < 8 or value.strip("\"'") not in message
@@ -80,12 +81,12 @@ def test_it_does_not_start(place, settings, environ, key, says):
     assert (ran.returncode, f"Sdk:{key}: " in ran.stderr) == (78, True), ran.stderr
 
 
-def test_a_version_that_is_no_date_is_told_once(place):
+def test_a_version_that_is_no_date_is_reported_once(place):
     found = place.checked("Sdk:ApiVersion=latest")
     assert [(f["level"], f["key"]) for f in found] == [("error", "Sdk:ApiVersion")]
 
 
-def test_all_of_it_is_told_at_once(place):
+def test_all_problems_are_reported_together(place):
     found = place.checked(
         *("Sdk:Webhooks:ToleranceSeconds=0", "Sdk:Admin:Bind=0.0.0.0:0"),
         SDK_ADMIN_TOKEN="a",
@@ -126,14 +127,14 @@ def test_all_of_it_is_told_at_once(place):
     ],
     ids=lambda value: None if isinstance(value, list | dict) else value,
 )
-def test_it_is_told(place, settings, environ, key, says):
+def test_it_is_reported(place, settings, environ, key, says):
     found = place.checked(*(f"Sdk:{setting}" for setting in settings), **environ)
     assert keys(found, "error") == []
-    [(named, message)] = told(found, "warning")
+    [(named, message)] = reported(found, "warning")
     assert (named, says in message) == (f"Sdk:{key}", True), message
 
 
-def test_development_on_an_address_of_others_is_told_beside_its_secret(place):
+def test_development_on_a_public_address_is_reported_together_with_its_secret(place):
     found = place.checked("Sdk:Server:Bind=0.0.0.0:0", SDK_ENVIRONMENT="development")
     assert keys(found, "warning") == ["Sdk:Environment"] * 2 + ["Sdk:Webhooks:RequireHttps"]
 
@@ -146,7 +147,7 @@ def test_examples_serve_in_development(place, secret):
 
 
 @pytest.mark.parametrize("name", ["prod", "Production", "PRODUCTION"])
-def test_nothing_is_told_of_what_is_usual(place, name):
+def test_usual_settings_are_not_reported(place, name):
     found = place.checked(
         *("Sdk:Webhooks:ToleranceSeconds=3600", "Sdk:Server:TrustedProxies=10.0.0.0/8,unix"),
         SDK_ENVIRONMENT=name,
@@ -190,7 +191,7 @@ def test_a_handler_that_is_registered_twice_is_a_wrong_application(place):
 
 
 def test_the_address_of_notifications_is_shown_without_its_path(place):
-    """Whoever knows the path of such an address can post to it."""
+    """Anyone who knows the path of such an address can post to it."""
     url = "https://hooks.example.com/services/T000/B000/XXXXXXXX"
     place.environ["SDK__MULTITENANT__NOTIFICATIONS__WEBHOOK__URL"] = url
     for words in ((), ("--all",), ("--format", "json")):

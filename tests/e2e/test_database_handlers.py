@@ -6,7 +6,7 @@ import pytest
 from support.database_handlers import APPLICATIONS, THREADS, run_handlers
 from support.postgres import running_server
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
 @pytest.mark.parametrize("framework", APPLICATIONS)

@@ -1,4 +1,4 @@
-"""``dev --reload`` and ``--port``: what somebody has in a terminal beside his editor."""
+"""``dev --reload`` and ``--port``, as used in a terminal beside an editor."""
 
 import os
 import signal
@@ -72,10 +72,10 @@ def test_a_change_of_the_application_starts_it_again(place, dev):
     wait_until(lambda: "app.py:1: SyntaxError" in printed(), printed)
     assert "app.py has changed: restarting" in printed()
     assert process.poll() is None
-    write(place, APPLICATION.format(word="mended"))
+    write(place, APPLICATION.format(word="repaired"))
     wait_until(lambda: printed().count("runtime.started") == 2, printed)
     triggered(place)
-    wait_until(lambda: "mended msg_" in printed(), printed)
+    wait_until(lambda: "repaired msg_" in printed(), printed)
 
     process.send_signal(signal.SIGINT)
     assert process.wait(PATIENCE_SECONDS) == 0
@@ -84,7 +84,7 @@ def test_a_change_of_the_application_starts_it_again(place, dev):
     assert not list(place.data.glob("runtime.json"))
 
 
-def test_what_is_no_part_of_the_application_changes_nothing(place, dev):
+def test_files_outside_of_the_application_cause_no_reload(place, dev):
     _, printed = dev
     wait_until(lambda: "runtime.started" in printed(), printed)
     for name in (".hidden/a.py", "node_modules/a.py", "env/pyvenv.cfg", "env/a.py", "notes.txt"):

@@ -1,4 +1,4 @@
-"""What a program pays for importing events: no compiled decoder, no samples."""
+"""The cost of importing events: no compiled decoder, no samples."""
 
 import subprocess
 import sys

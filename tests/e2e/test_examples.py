@@ -1,4 +1,4 @@
-"""The examples do what their first lines say, as programs of their own."""
+"""The examples do what their first lines describe, run as separate programs."""
 
 import ast
 import os
@@ -86,7 +86,7 @@ def environment_of(upstream: ScriptedUpstream) -> dict[str, str]:
     }
 
 
-async def test_the_full_stack_example_looks_up_what_was_paid():
+async def test_the_full_stack_example_reads_the_paid_order():
     async with scripted_upstream() as upstream:
         environment = environment_of(upstream)
         printed = await delivered_to_example("full_stack.py", None, environment, "ord_5")

@@ -19,19 +19,19 @@ import pytest
 from support.daemon import Place
 from support.waiting import PATIENCE_SECONDS
 
-#: Others are imitated by giving files away, which root alone can.
+#: Tests change the owner of files to imitate other users, which only root can do.
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user: needs root")
 
-NOBODY = pwd.getpwnam("nobody").pw_uid
+OTHER_USER = pwd.getpwnam("nobody").pw_uid
 
 
 @contextmanager
-def as_nobody():
+def as_other_user():
     """Be that user for the length of a block."""
     groups = os.getgroups()
     os.setgroups([])
-    os.setegid(pwd.getpwuid(NOBODY).pw_gid)
-    os.seteuid(NOBODY)
+    os.setegid(pwd.getpwuid(OTHER_USER).pw_gid)
+    os.seteuid(OTHER_USER)
     try:
         yield
     finally:
@@ -94,7 +94,7 @@ def test_one_that_others_can_enter_is_refused_if_they_can_read_what_is_in_it(pla
 @as_root
 def test_a_data_directory_of_another_user_is_refused(place):
     place.data.mkdir(mode=0o700)
-    os.chown(place.data, NOBODY, -1)
+    os.chown(place.data, OTHER_USER, -1)
     ran = place.run("run", "--standalone")
     assert (ran.returncode, "belongs to the user nobody" in ran.stderr) == (78, True), ran.stderr
     assert list(place.data.iterdir()) == []
@@ -115,9 +115,9 @@ def test_a_link_in_the_data_directory_is_not_written_through(place, name):
 def test_an_admin_token_of_another_user_opens_nothing(place):
     place.data.mkdir(mode=0o700)
     token = place.data / "admin-token"
-    token.write_text("chosen-by-somebody-else-and-long-enough\n")
+    token.write_text("chosen-by-another-user-and-long-enough\n")
     token.chmod(0o600)
-    os.chown(token, NOBODY, -1)
+    os.chown(token, OTHER_USER, -1)
     with place.daemon() as daemon:
         asked = {"authorization": f"Bearer {token.read_text().strip()}"}
         assert httpx.get(f"{daemon.admin}/api/status", headers=asked).status_code == 401
@@ -148,15 +148,15 @@ def test_nothing_that_a_daemon_makes_is_open_to_others_whatever_the_umask(place)
 
 @as_root
 def test_a_proxy_of_another_user_reaches_the_socket_that_its_group_may_use(place, request):
-    # Not below the directories of pytest, which nobody else may enter.
+    # Not below the directories of pytest, which no other user may enter.
     sockets = Path(tempfile.mkdtemp())
     request.addfinalizer(partial(shutil.rmtree, sockets))
-    os.chown(sockets, -1, pwd.getpwuid(NOBODY).pw_gid)
+    os.chown(sockets, -1, pwd.getpwuid(OTHER_USER).pw_gid)
     sockets.chmod(0o2750)
     bind = f"unix:{sockets}/private,unix:{sockets}/group?mode=0660"
 
     def connects(name):
-        with as_nobody(), socket.socket(socket.AF_UNIX) as client:
+        with as_other_user(), socket.socket(socket.AF_UNIX) as client:
             try:
                 client.connect(str(sockets / name))
             except PermissionError:
@@ -191,7 +191,7 @@ COMMANDS = (
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_settings_that_another_user_left_in_the_working_directory_are_refused(place, words):
     file = settings_file(place, Webhooks={"Path": "/chosen/by/another"})
-    os.chown(file, NOBODY, -1)
+    os.chown(file, OTHER_USER, -1)
     ran = place.run(*words)
     shown = ran.stdout + ran.stderr
     assert ran.returncode == 78, shown
@@ -206,7 +206,7 @@ def test_so_are_its_siblings(place, name):
     settings_file(place, "appsettings.json", Webhooks={"Path": "/mine"})
     file = place.directory / name
     file.write_text("")
-    os.chown(file, NOBODY, -1)
+    os.chown(file, OTHER_USER, -1)
     place.environ["SDK_ENVIRONMENT"] = "Development" if name == ".env" else "Production"
     ran = place.run("config", "show")
     assert (ran.returncode, f"{name}: the file" in ran.stderr) == (78, True), ran.stderr
@@ -219,7 +219,7 @@ def test_a_link_that_another_user_left_is_refused(place):
     link = place.directory / "appsettings.json"
     link.symlink_to(target)
     assert place.run("config", "show").returncode == 0
-    os.chown(link, NOBODY, -1, follow_symlinks=False)
+    os.chown(link, OTHER_USER, -1, follow_symlinks=False)
     assert place.run("config", "show").returncode == 78
 
 
@@ -238,11 +238,11 @@ def test_a_group_of_others_may_not_write_them_and_ones_own_may(place):
     file = settings_file(place, Webhooks={"Path": "/mine"})
     file.chmod(0o664)
     assert place.run("config", "show").returncode == 0
-    os.chown(file, -1, pwd.getpwuid(NOBODY).pw_gid)
+    os.chown(file, -1, pwd.getpwuid(OTHER_USER).pw_gid)
     assert place.run("config", "show").returncode == 78
 
 
-def test_what_init_writes_is_read_whatever_the_umask(place):
+def test_files_of_init_are_readable_under_any_umask(place):
     subprocess.run(
         [sys.executable, "-m", "sdk_trio", "init"],
         cwd=place.directory,
@@ -316,7 +316,7 @@ def test_a_pid_file_follows_no_link_and_leaves_what_it_leads_to(tmp_path):
 def test_a_pid_file_of_another_user_is_not_taken_for_ours(tmp_path):
     file = tmp_path / "replicator.pid"
     file.write_text("1\n")
-    os.chown(file, NOBODY, -1)
+    os.chown(file, OTHER_USER, -1)
     ran = hold_pid_file(file)
     assert (ran.returncode, "belongs to another user" in ran.stderr) == (1, True), ran.stderr
     assert file.exists()
@@ -336,7 +336,7 @@ def test_events_trigger_goes_to_no_receiver_that_another_user_announced(place):
         record.write_text(
             json.dumps({"address": url, "url": f"{url}/", "pid": os.getpid(), "secret": "settings"})
         )
-        os.chown(record, NOBODY, -1)
+        os.chown(record, OTHER_USER, -1)
         ran = place.run("events", "trigger", "order.paid")
         assert (ran.returncode, "belongs to the user nobody" in ran.stderr) == (69, True)
         with pytest.raises(BlockingIOError):

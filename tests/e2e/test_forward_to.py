@@ -177,7 +177,7 @@ def states(place):
 @pytest.mark.parametrize(
     "runs", [in_node, in_django, in_rails, in_php], ids=["node", "django", "rails", "php"]
 )
-def test_the_applications_of_the_page_take_what_the_gateway_signs_and_nothing_else(place, runs):
+def test_the_applications_of_the_page_accept_only_requests_signed_by_the_gateway(place, runs):
     port = free_port()
     hooks = f"http://127.0.0.1:{port}/hooks"
     with runs(place.directory, port) as printed, place.daemon(start=to(hooks)) as daemon:
@@ -194,15 +194,15 @@ def test_the_applications_of_the_page_take_what_the_gateway_signs_and_nothing_el
         assert answer(SECRET) == answer(LOCAL, seconds=3600) == 401
         assert httpx.post(hooks, content=b"{}").status_code == 401
         assert answer(LOCAL, event="order.created") == answer(LOCAL, event="order.created") == 200
-    told = printed.read_text()
-    assert sorted(re.findall(r"order\.paid (\S+)", told)) == ["msg_0", "msg_1", "msg_2"]
-    assert told.count("order.created x") == 1
+    reported = printed.read_text()
+    assert sorted(re.findall(r"order\.paid (\S+)", reported)) == ["msg_0", "msg_1", "msg_2"]
+    assert reported.count("order.created x") == 1
 
 
 @pytest.mark.parametrize(
     "runs", [in_node, in_django, in_rails, in_php], ids=["node", "django", "rails", "php"]
 )
-def test_a_tenant_that_uses_the_id_of_another_ones_event_does_not_take_its_place(place, runs):
+def test_a_tenant_that_reuses_the_id_of_another_tenant_s_event_does_not_replace_it(place, runs):
     attacker = add_tenant(place, "a", secret=TENANT_A)
     owner = add_tenant(place, "b", "--organization-id", "org_b", secret=TENANT_B)
     port = free_port()
@@ -304,7 +304,7 @@ handlers = sdk_trio.HandlerRegistry()
 """
 
 
-def test_the_application_is_told_the_attempt_the_tenant_and_the_span_of_each_post(place, scripted):
+def test_the_application_gets_the_attempt_the_tenant_and_the_span_of_each_post(place, scripted):
     place.environ["SDK__WEBHOOKS__QUEUE__MAXATTEMPTS"] = "2"
     (place.directory / "traced.py").write_text(TRACED)
     acme = add_tenant(place, "acme", secret=LOCAL)
@@ -320,12 +320,12 @@ def test_the_application_is_told_the_attempt_the_tenant_and_the_span_of_each_pos
         wait_until(lambda: states(place) == {"done": 1}, daemon.log.read_text)
         deliver(daemon, 2)
         wait_until(lambda: states(place) == {"done": 2}, daemon.log.read_text)
-    told = []
+    reported = []
     for headers, body in scripted.requests:
         assert Webhook(LOCAL).verify(body, headers)
         names = ("sdk-attempt", "sdk-will-retry-after", "sdk-tenant")
-        told.append((headers["webhook-id"], *map(headers.get, names)))
-    assert told == [
+        reported.append((headers["webhook-id"], *map(headers.get, names)))
+    assert reported == [
         (f"a.{acme}", "1", "1", "acme"),
         (f"a.{acme}", "2", None, "acme"),
         (f"a.{acme}", "3", None, "acme"),
@@ -426,7 +426,7 @@ def test_a_gateway_that_is_killed_has_lost_nothing(place, scripted):
     assert set(scripted.ids) == {f"msg_{number}" for number in range(40)}
 
 
-def test_what_is_missing_is_said_before_anything_is_accepted(place):
+def test_missing_settings_are_reported_before_anything_is_accepted(place):
     del place.environ["SDK_FORWARD_SECRET"]
     ended = place.run(*to("http://127.0.0.1:9/"))
     assert ended.returncode == 78
@@ -439,24 +439,24 @@ def test_what_is_missing_is_said_before_anything_is_accepted(place):
     assert "AllowPublicAddresses" in ended.stderr
 
 
-def test_doctor_says_whether_somebody_listens(place, scripted):
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
+def test_doctor_shows_whether_an_application_listens(place, scripted):
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
         routes = [
             {"Name": "up", "Url": scripted.url},
-            {"Name": "down", "Url": f"http://127.0.0.1:{nobody.getsockname()[1]}/"},
+            {"Name": "down", "Url": f"http://127.0.0.1:{unused.getsockname()[1]}/"},
         ]
         place.environ["SDK__FORWARD__ROUTES"] = json.dumps(routes)
         with place.daemon() as daemon:
             daemon.wait_for("runtime.started")
             assert place.run("routes", "pause", "up", "--reason", "migration").returncode == 0
             ran = place.run("doctor", "--standalone", "--format", "json")
-            # Its own probe is nobody's event.
+            # Its own probe is not forwarded.
             assert scripted.ids == []
     found = [one for one in json.loads(ran.stdout) if one["check"] == "routes"]
-    told = {(one["where"], one["level"]): one["what"] for one in found}
-    assert set(told) == {("route up", "warning"), ("route up", "ok"), ("route down", "problem")}
-    assert "migration" in told["route up", "warning"]
+    reported = {(one["where"], one["level"]): one["what"] for one in found}
+    assert set(reported) == {("route up", "warning"), ("route up", "ok"), ("route down", "problem")}
+    assert "migration" in reported["route up", "warning"]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="processes share sockets")
@@ -467,14 +467,14 @@ def test_several_processes_keep_the_order_of_a_route_and_its_pause(place, script
     scripted.seconds = 0.02
     with place.daemon() as daemon:
 
-        def told(event):
+        def reported(event):
             return {entry.get("process") for entry in daemon.logged(event)}
 
         for number in range(12):
             deliver(daemon, number, subject=f"s{number % 3}")
         wait_until(lambda: states(place) == {"done": 12}, daemon.log.read_text)
         assert place.run("routes", "pause", "shop").returncode == 0
-        wait_until(lambda: told("forward.paused") == {1, 2}, daemon.log.read_text)
+        wait_until(lambda: reported("forward.paused") == {1, 2}, daemon.log.read_text)
         before = len(scripted.ids)
         for number in range(12, 24):
             deliver(daemon, number, subject=f"s{number % 3}")
@@ -483,7 +483,7 @@ def test_several_processes_keep_the_order_of_a_route_and_its_pause(place, script
         wait_until(lambda: state in httpx.get(f"{daemon.admin}/metrics").text)
         assert len(scripted.ids) == before
         assert place.run("routes", "resume", "shop").returncode == 0
-        wait_until(lambda: told("forward.resumed") == {1, 2}, daemon.log.read_text)
+        wait_until(lambda: reported("forward.resumed") == {1, 2}, daemon.log.read_text)
         wait_until(lambda: states(place) == {"done": 24}, daemon.log.read_text)
         # The application says for itself that it wants no more: the other process hears of it, too.
         scripted.answer = 410

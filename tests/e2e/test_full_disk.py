@@ -1,4 +1,4 @@
-"""A daemon whose disk is full: what its probes say, and that it goes on once there is room."""
+"""A daemon whose disk is full: its probes, and its recovery once there is space."""
 
 import httpx
 import pytest
@@ -9,13 +9,13 @@ from support.service_manager import service_manager
 resource = pytest.importorskip("resource")
 
 
-async def test_a_disk_without_room_for_a_delivery_is_not_ready_until_there_is(tmp_path):
-    """What is left would take a smaller record: that must not pass for a store that works."""
+async def test_a_full_disk_makes_the_daemon_unready_until_there_is_space(tmp_path):
+    """The remaining space would fit a smaller record: the store must not count as working."""
     with service_manager(tmp_path) as manager:
         manager.settings |= {"Admin:Enabled": "true", "Admin:Bind": "127.0.0.1:0"}
         daemon = manager.start()
         sender = Senders(await manager.url())
-        assert await sender._attempt("with-room") == 200
+        assert await sender._attempt("with-space") == 200
         await manager.wait_for("webhook.handled")
         # The kernel's limit of a file's size stands for the end of the disk: three pages fit.
         log = tmp_path / "state" / "inbox.db-wal"
@@ -34,4 +34,4 @@ async def test_a_disk_without_room_for_a_delivery_is_not_ready_until_there_is(tm
                     await trio.sleep(0.02)
         assert await sender._attempt("without") == 200
         assert await manager.stop(daemon) == 0
-        assert manager.handled() == ["with-room", "without"]
+        assert manager.handled() == ["with-space", "without"]

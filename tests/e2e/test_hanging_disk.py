@@ -15,7 +15,7 @@ from support.wire import Wire
 from sdk_trio.storage.commit import ANSWER_SECONDS
 from sdk_trio.testing import sign_delivery
 
-#: When a sender gives up, in seconds.
+#: The timeout of a sender, in seconds.
 SENDER_LEAVES = 8.0
 
 APPLICATION = """
@@ -75,9 +75,9 @@ async def test_a_disk_that_hangs_gets_senders_an_answer_and_loses_nothing(tmp_pa
             for kind in kinds:
                 nursery.start_soon(deliver_kind, kind)
         assert set(answers.values()) == {503}
-        # The disk hangs on, so it is our bound that let them be answered.
+        # The disk still hangs, so the answers are due to the store's time limit.
         assert ANSWER_SECONDS < SENDER_LEAVES
-        # Known to hang, it is not waited for again.
+        # A disk that is known to hang is not waited for again.
         assert await deliver(manager, "order.paid", "later") == 503
         assert len(manager.logged("store.stalled")) == 1
         admin = manager.logged("admin.started")[0]["admin"][0]
@@ -108,13 +108,13 @@ async def test_term_ends_a_daemon_whose_disk_hangs(tmp_path: Path) -> None:
             for number in range(3):
                 nursery.start_soon(deliver_until_the_end, f"hanging-{number}")
             await until(lambda: faults.has_hung)
-            # The disk hangs on: nothing but the bounds of the drain and of the grace ends it.
+            # The disk still hangs: only the limits of the drain and of the grace period end it.
             await manager.stop(daemon)
             nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("file", ["inbox.db", "inbox.db-shm"])
-async def test_a_full_disk_at_the_start_is_called_one(tmp_path: Path, file: str) -> None:
+async def test_a_full_disk_at_the_start_is_named_as_the_cause(tmp_path: Path, file: str) -> None:
     with service_manager(tmp_path) as manager:
         faults = DiskFaults(tmp_path)
         prepare(manager, faults)

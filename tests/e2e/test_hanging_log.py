@@ -1,4 +1,4 @@
-"""A daemon whose log nobody reads: deliveries go on, and what was dropped is told afterwards."""
+"""A daemon whose log is not read: deliveries continue, and dropped lines are counted afterwards."""
 
 import collections
 import fcntl
@@ -39,7 +39,7 @@ DELIVERIES = 1800
 
 
 class Silent:
-    """A daemon whose standard error is a pipe that is read when the test says so."""
+    """A daemon whose standard error is a pipe that the test reads on request."""
 
     def __init__(self, place, port, admin_port):
         self.port, self.admin_port = port, admin_port
@@ -137,8 +137,8 @@ def test_a_reader_that_hangs_costs_lines_and_no_delivery(tmp_path):
         dropped = daemon.dropped()
         assert dropped > 0
         daemon.read()
-        told = wait_until(lambda: [x for x in daemon.lines() if x["event"] == "log.dropped"])
-        assert sum(line["info"] for line in told) == dropped
+        reported = wait_until(lambda: [x for x in daemon.lines() if x["event"] == "log.dropped"])
+        assert sum(line["info"] for line in reported) == dropped
         daemon.deliver(1)
         daemon.process.send_signal(signal.SIGTERM)
         assert daemon.process.wait(PATIENCE_SECONDS) == 0

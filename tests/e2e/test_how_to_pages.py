@@ -1,4 +1,4 @@
-"""Commands of how-to pages, word for word, in a directory of their own."""
+"""Commands of how-to pages, word for word, in a separate directory."""
 
 import os
 import re
@@ -14,7 +14,7 @@ PAGES = Path(__file__).parents[2] / "docs" / "how-to"
 
 
 def commands(page):
-    """The blocks of commands of a page, each as it stands there."""
+    """Return the blocks of commands of a page, unchanged."""
     text = (PAGES / page).read_text(encoding="utf-8")
     return re.findall(r"^```sh\n(python -m sdk_trio .*?)^```$", text, re.MULTILINE | re.DOTALL)
 

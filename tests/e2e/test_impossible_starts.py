@@ -1,4 +1,5 @@
-"""What makes a start impossible: `config check` finds it, and `run` refuses before it listens."""
+"""Faults that make a start impossible: `config check` finds them, and `run` refuses before it
+listens."""
 
 import os
 

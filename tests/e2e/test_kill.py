@@ -1,4 +1,4 @@
-"""The promise itself: what was answered 200 is handled, whatever happens to the process."""
+"""The main promise: events answered 200 are handled, whatever happens to the process."""
 
 import collections
 import os
@@ -136,7 +136,7 @@ def daemon(tmp_path):
 
 @attrs.define
 class Sender:
-    """Delivers ids until told to stop; remembers which were answered 200."""
+    """Delivers ids until stopped; remembers which were answered 200."""
 
     url: str
     pending: collections.deque

@@ -1,4 +1,4 @@
-"""``listen``: what a receiver accepts arrives on another machine, once, in order, and verified."""
+"""``listen``: accepted deliveries arrive on another machine, once, in order, and verified."""
 
 import http.server
 import json

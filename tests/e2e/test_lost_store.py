@@ -1,4 +1,4 @@
-"""A daemon whose store is taken away under it: what is answered 200 is found by a restart."""
+"""A daemon whose store is removed while it runs: a restart finds every event answered 200."""
 
 import contextlib
 import json
@@ -180,7 +180,7 @@ async def elsewhere(file: Path, *statements: str) -> str:
     return ended.stdout.decode()
 
 
-async def test_what_others_may_do_with_the_store_goes_on_under_deliveries(tmp_path: Path) -> None:
+async def test_allowed_uses_of_the_store_by_others_work_during_deliveries(tmp_path: Path) -> None:
     """Log reset and cut by this and by another process, VACUUM, a backup, commands."""
     file = tmp_path / "state" / "inbox.db"
     with manager_with_admin(tmp_path) as manager:

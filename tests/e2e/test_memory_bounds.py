@@ -1,4 +1,4 @@
-"""What a daemon's memory grows by, seen from outside: by bounds, never by what comes in."""
+"""The growth of a daemon's memory, seen from outside: it is bounded, whatever senders send."""
 
 import sys
 from contextlib import suppress
@@ -78,7 +78,7 @@ async def test_a_finished_delivery_leaves_its_id_behind_and_nothing_else(place):
         assert most(daemon) - before < 12 * MIB
 
 
-async def test_what_nobody_handles_has_its_bound_in_memory(place):
+async def test_unhandled_events_have_their_bound_in_memory(place):
     """400 MiB are parked, of which 256 MiB may be kept; the oldest give way."""
     with in_memory(place) as daemon:
         await deliver(daemon, range(10), MIB, "benefit.created")

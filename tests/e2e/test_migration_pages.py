@@ -22,12 +22,12 @@ from sdk_trio.testing import sign_delivery
 async def main():
     module, _, name = sys.argv[1].partition(":")
     application = getattr(importlib.import_module(module), name)
-    asked, told = asyncio.Queue(), asyncio.Queue()
-    asked.put_nowait({"type": "lifespan.startup"})
+    requests, answers = asyncio.Queue(), asyncio.Queue()
+    requests.put_nowait({"type": "lifespan.startup"})
     living = asyncio.create_task(
-        application({"type": "lifespan", "asgi": {}, "state": {}}, asked.get, told.put)
+        application({"type": "lifespan", "asgi": {}, "state": {}}, requests.get, answers.put)
     )
-    started = asyncio.create_task(told.get())
+    started = asyncio.create_task(answers.get())
     await asyncio.wait({living, started}, return_when=asyncio.FIRST_COMPLETED)
     client = httpx.AsyncClient(
         transport=httpx.ASGITransport(application), base_url="http://test", timeout=60
@@ -42,8 +42,8 @@ async def main():
         while not granted():
             await asyncio.sleep(0.02)
     assert granted() == ["o_1"]
-    asked.put_nowait({"type": "lifespan.shutdown"})
-    # Django has no lifespan and says so by an exception.
+    requests.put_nowait({"type": "lifespan.shutdown"})
+    # Django has no lifespan and raises an exception.
     await asyncio.gather(living, return_exceptions=True)
 
 
@@ -142,7 +142,7 @@ CASES = [
     CASES,
     ids=[f"{page[5:-3]}-{section.lower()}" for page, section, *_ in CASES],
 )
-def test_what_a_page_shows_works(tmp_path, page, section, application, kind, driver):
+def test_the_code_of_a_page_works(tmp_path, page, section, application, kind, driver):
     files = files_of(page, section)
     given = {"shop.py": _GRANT.format(kind=kind)} if kind else SHOP
     files = given | files

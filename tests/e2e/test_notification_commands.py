@@ -129,10 +129,10 @@ async def test_messages_are_listed_shown_and_put_back(shell: Shell) -> None:
         (("show", "email-1"), 2, "not the id of a message"),
         (("show", "99-email"), 1, "there is no message 99-email"),
         (("list", "--limit", "no"), 2, "--limit"),
-        (("list", "--tenant", "nobody"), 1, "no tenant 'nobody'"),
+        (("list", "--tenant", "unknown"), 1, "no tenant 'unknown'"),
     ],
 )
-async def test_what_is_wrong_is_said_in_a_line(
+async def test_errors_are_reported_in_one_line(
     shell: Shell, words: tuple[str, ...], status: int, said: str
 ) -> None:
     await seed(shell, NotificationState.SENT)
@@ -142,7 +142,7 @@ async def test_what_is_wrong_is_said_in_a_line(
     assert "Traceback" not in done.stderr
 
 
-def test_without_a_store_or_tenants_it_says_so(tmp_path: Path) -> None:
+def test_without_a_store_or_tenants_it_reports_that(tmp_path: Path) -> None:
     nothing = Shell(tmp_path / "nothing")
     assert nothing("notify", "list").returncode == 69
     assert not nothing.directory.exists()
@@ -169,7 +169,7 @@ def settings_of(directory: Path, **keys: Any) -> Settings:
 
 
 @asynccontextmanager
-async def telling(settings: Settings, **options: Any) -> AsyncIterator[Runtime]:
+async def announcing(settings: Settings, **options: Any) -> AsyncIterator[Runtime]:
     runtime = Runtime(settings, **options)
     async with running(runtime):
         yield runtime
@@ -179,7 +179,7 @@ async def notify(shell: Shell, *words: str) -> Any:
     return await trio.to_thread.run_sync(shell.json, "notify", *words)
 
 
-async def test_a_running_daemon_tells_of_transitions_and_takes_up_what_a_command_put_back(
+async def test_a_running_daemon_announces_transitions_and_sends_what_a_command_requeued(
     shell: Shell,
 ) -> None:
     outcomes: list[Outcome] = [Ambiguous("no answer"), Sent("m2")]
@@ -191,7 +191,7 @@ async def test_a_running_daemon_tells_of_transitions_and_takes_up_what_a_command
 
     channel = FakeChannel(behave=behave)
     settings = settings_of(shell.directory)
-    async with telling(settings, channels=lambda _: {"email": channel}) as runtime:
+    async with announcing(settings, channels=lambda _: {"email": channel}) as runtime:
         tenants = runtime.receiver.tenancy.service
         verified = {"site_manager_email": "m@example.com", "site_manager_email_verified": True}
         await tenants.add("acme", name="Acme", **verified)
@@ -218,7 +218,7 @@ async def test_a_running_daemon_tells_of_transitions_and_takes_up_what_a_command
 async def test_while_it_is_not_enabled_nothing_is_written_or_sent(shell: Shell) -> None:
     channel = FakeChannel()
     settings = settings_of(shell.directory, **{f"{NOTIFICATIONS}:Enabled": False})
-    async with telling(settings, channels=lambda _: {"email": channel}) as runtime:
+    async with announcing(settings, channels=lambda _: {"email": channel}) as runtime:
         tenants = runtime.receiver.tenancy.service
         await tenants.add("acme", name="Acme")
         await tenants.deactivate("acme")
@@ -226,9 +226,9 @@ async def test_while_it_is_not_enabled_nothing_is_written_or_sent(shell: Shell) 
         assert runtime.notification_samples == ()
     assert channel.begun == []
     assert await notify(shell, "list") == []
-    # Enabling it later does not tell of what happened before.
+    # Enabling it later does not announce earlier transitions.
     settings = settings_of(shell.directory)
-    async with telling(settings, channels=lambda _: {"email": channel}) as runtime:
+    async with announcing(settings, channels=lambda _: {"email": channel}) as runtime:
         await runtime.receiver.tenancy.service.reactivate("acme")
         await until(lambda: channel.finished)
     assert [row["transition"] for row in await notify(shell, "list")] == ["Reactivated"]
@@ -245,7 +245,7 @@ async def test_a_shutdown_finishes_what_was_begun_within_its_deadline(
     channel = FakeChannel(behave=slow)
     drain = {"Webhooks:GracefulDrainTimeoutSeconds": 3} if hangs else {}
     settings = settings_of(shell.directory, **drain)
-    async with telling(settings, channels=lambda _: {"email": channel}) as runtime:
+    async with announcing(settings, channels=lambda _: {"email": channel}) as runtime:
         await runtime.receiver.tenancy.service.add("acme", name="Acme")
         await runtime.receiver.tenancy.service.deactivate("acme")
         await until(lambda: channel.begun)
@@ -264,7 +264,7 @@ async def test_without_its_variable_a_message_waits_for_it_and_a_retry(
 
     async with fake_provider(behave=accept) as provider:
         base = f"{NOTIFICATIONS}:Email:EmailProviderA:BaseUrl"
-        async with telling(settings_of(shell.directory, **{base: provider.url})) as runtime:
+        async with announcing(settings_of(shell.directory, **{base: provider.url})) as runtime:
             tenants = runtime.receiver.tenancy.service
             verified = {"site_manager_email": "m@example.com", "site_manager_email_verified": True}
             await tenants.add("acme", name="Acme", **verified)
@@ -281,7 +281,7 @@ async def test_without_its_variable_a_message_waits_for_it_and_a_retry(
         assert (row["state"], row["provider_id"]) == ("sent", "m1")
 
 
-async def test_what_hangs_at_a_provider_is_unknown_when_the_shutdown_ends(
+async def test_a_message_that_hangs_at_a_provider_is_unknown_after_the_shutdown(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EMAIL_API_KEY", VARIABLES["EMAIL_API_KEY"])
@@ -295,7 +295,7 @@ async def test_what_hangs_at_a_provider_is_unknown_when_the_shutdown_ends(
             f"{NOTIFICATIONS}:Email:EmailProviderA:BaseUrl": provider.url,
             "Webhooks:GracefulDrainTimeoutSeconds": 1,
         }
-        async with telling(settings_of(shell.directory, **keys)) as runtime:
+        async with announcing(settings_of(shell.directory, **keys)) as runtime:
             tenants = runtime.receiver.tenancy.service
             verified = {"site_manager_email": "m@example.com", "site_manager_email_verified": True}
             await tenants.add("acme", name="Acme", **verified)

@@ -1,4 +1,4 @@
-"""kill -9 at random points: every transition is told of or known not to be, nothing twice.
+"""kill -9 at random points: every transition is announced or marked as unknown, none twice.
 
 ``SDK_TEST_NOTIFICATION_DISPATCHES=1000`` runs it in full; the suite runs a sample.
 """
@@ -208,7 +208,7 @@ async def test_kill_9_at_random_points_loses_nothing_and_repeats_nothing(daemon:
         daemon.url = provider.url
         providers.kill = lambda: daemon.send_signal(signal.SIGKILL)
         async with daemon.store() as inbox:
-            # As an earlier start has done: what happens from now on is told of.
+            # As an earlier start would have done: transitions from now on are announced.
             await inbox.notifications.enlist({}, now=0.0, oldest=0.0)
             for number in range(TRANSITIONS):
                 await transition(inbox, f"t{number:05}", now=time.time())

@@ -56,7 +56,7 @@ VARIABLES = {
 #: The header of both credentials together, as the SMS provider is shown them.
 SMS_PAIR = base64.b64encode(b"PLANTED-sms-sid:PLANTED-sms-token").decode()
 
-#: What no output holds, whoever asks.
+#: Secrets that no output may contain.
 SECRETS = {
     SMS_PAIR,
     *(value for value in VARIABLES.values() if not value.startswith("whsec_")),
@@ -67,7 +67,7 @@ SECRETS = {
 
 ACME = {"customer": {"organization_id": "org_acme"}}
 
-#: What is in payloads: `events show` prints it, and nothing else does.
+#: Contents of payloads: only `events show` prints them.
 PAYLOAD = "PLANTED-payload"
 
 #: Whom messages go to: commands show it that are asked about a tenant or a message, and the store
@@ -79,7 +79,7 @@ TEXT, REASON = "text-for-{TenantIdentifier}-PLANTED", "PLANTED-reason"
 
 KINDS = ("good", "refused", "lost")
 
-#: What handlers say in exceptions of their own: the log and the inbox have it, for operators.
+#: Texts of handlers' own exceptions: the log and the inbox have them, for operators.
 SAID = "said-by-the-handler"
 
 APPLICATION = f"""
@@ -159,14 +159,14 @@ class Unwelcoming(http.server.BaseHTTPRequestHandler):
     it and quotes everything, or is silent.
     """
 
-    told: ClassVar[list] = []
+    reported: ClassVar[list] = []
 
     def do_GET(self):
         self.answer(401, {"error": "Unauthorized", "detail": self.headers["authorization"]})
 
     def do_POST(self):
         body = self.rfile.read(int(self.headers["content-length"])).decode()
-        self.told.append(body + str(self.headers))
+        self.reported.append(body + str(self.headers))
         if "lost" in body:
             if self.path == "/in":  # longer than the channel waits
                 time.sleep(1.4)
@@ -285,7 +285,7 @@ def upstream(tmp_path):
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("localhost").configure_cert(context)
-    Unwelcoming.told.clear()
+    Unwelcoming.reported.clear()
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Unwelcoming)
     server.socket = context.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
@@ -372,7 +372,7 @@ def drive(place, daemon, name):
     place.wait_for(lambda: place.log_of(name).count("webhook.dead") >= 4, daemon)
 
 
-def tell(place, daemon, name):
+def send_messages(place, daemon, name):
     """Let messages be taken, refused and lost on every channel; return them, newest first."""
     recipient = ("--email", ADDRESS, "--email-verified", "--phone", f"+{PHONE}")
     for kind in KINDS:
@@ -458,7 +458,7 @@ def test_no_secret_shows_anywhere(place):
     (place.directory / "credentials" / "Sdk__Webhooks__Secret").write_text(IN_FILE)
     daemon = place.start("json")
     drive(place, daemon, "json")
-    look_at_messages(place, tell(place, daemon, "json"))
+    look_at_messages(place, send_messages(place, daemon, "json"))
     observe(place)
     listed = json.loads(next(v for k, v in place.outputs.items() if "events list" in k))
     for record in listed:
@@ -477,11 +477,11 @@ def test_no_secret_shows_anywhere(place):
 
     console = place.start("console", "--set", "Sdk:Logging:Format=Console")
     drive(place, console, "console")
-    tell(place, console, "console")
+    send_messages(place, console, "console")
     assert place.end(console) == 0
     search(place)
 
-    # What a handler says itself is for operators, in two places, and nobody else's.
+    # The text of a handler's own error is for operators only, in two places.
     assert SAID in place.log_of("json")
     assert SAID in place.shown_bodies
     assert PAYLOAD in place.shown_bodies
@@ -552,7 +552,7 @@ def search(place):
                     content = content.replace(allowed, "")
             kept[file.name] = content
     signatures = {part for one in place.sent for part in one.split()}
-    signatures |= set(re.findall(r"(?:sha256=|v1,)(\S+)", "".join(Unwelcoming.told)))
+    signatures |= set(re.findall(r"(?:sha256=|v1,)(\S+)", "".join(Unwelcoming.reported)))
     texts = {text_for(f"{kind}-{name}") for kind in KINDS for name in ("json", "console")}
     texts |= {ADDRESS, ADDRESS.lower(), PHONE, REASON}
     found = {

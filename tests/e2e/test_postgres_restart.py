@@ -1,4 +1,5 @@
-"""Several receivers on one PostgreSQL server: what was answered 200 is handled, whoever dies."""
+"""Several receivers on one PostgreSQL server: events answered 200 are handled, whichever process
+dies."""
 
 import collections
 import json
@@ -175,10 +176,10 @@ async def test_a_server_that_is_killed_and_a_host_that_dies_lose_nothing_acknowl
                     nursery.start_soon(sender.run)
             await until(lambda: len(acknowledged) > 200)
             hosts.server.kill()
-            # While it is away, senders are told to come again, and load balancers to go elsewhere.
+            # While it is down, senders are asked to retry, and load balancers to use another host.
             await until(lambda: all(sender.refused[503] for sender in senders))
             await until_ready(one, 503)
-            # What asks each second, and every half a second, says so once in a while.
+            # Parts that retry each second, or each half second, log it only now and then.
             polls = [entry for entry in one.logged("store.unavailable") if "retry_in" in entry]
             assert polls
             await trio.sleep(2)
@@ -193,8 +194,8 @@ async def test_a_server_that_is_killed_and_a_host_that_dies_lose_nothing_acknowl
         assert answers["failed"] >= len(polls)
         # Until it was back: what comes behind that line would be the next outage's.
         lines = one.log.read_text().partition('"store.answers"')[0].splitlines()
-        told = [json.loads(line) for line in lines if '"store.unavailable"' in line]
-        away = [entry for entry in told if "retry_in" in entry]
+        reported = [json.loads(line) for line in lines if '"store.unavailable"' in line]
+        away = [entry for entry in reported if "retry_in" in entry]
         at = {name: [] for name in {entry["logger"] for entry in away}}
         for entry in away:
             at[entry["logger"]].append(datetime.fromisoformat(entry["timestamp"]).timestamp())
@@ -276,7 +277,7 @@ def test_a_host_that_starts_again_takes_back_what_it_held_and_nothing_of_one_tha
         wait_until(lambda: hosts.handled()["begun-m1"] == 1, daemon.log.read_text)
         before = hosts.leases()
         assert list(before.values()) == [1]
-        # A host that stands still is alive: whoever has a copy of its directory takes nothing.
+        # A paused host is alive: a process with a copy of its directory takes nothing over.
         daemon.process.send_signal(signal.SIGSTOP)
         shutil.copytree(one.data, copy.data)
         with copy.daemon("--app", "application:handlers") as other:
@@ -285,7 +286,7 @@ def test_a_host_that_starts_again_takes_back_what_it_held_and_nothing_of_one_tha
         daemon.process.kill()
         daemon.process.wait()
     with one.daemon("--app", "application:handlers") as daemon:
-        # Not after the 75 s in which a lease expires that nobody renews.
+        # Sooner than the 75 s after which an unrenewed lease expires.
         (entry,) = daemon.logged("webhook.recovered")
         assert entry["events"] == 1
         (one.directory / "hold").unlink()

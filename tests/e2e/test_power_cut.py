@@ -1,6 +1,6 @@
-"""The machine loses its power: what a sender was told is on the disk, whatever was told last.
+"""The machine loses its power: every acknowledged event is on the disk, also the last one.
 
-A claim of an inline run is not synced: nobody was told of it, and its sender delivers it again.
+A claim of an inline run is not synced: it was not acknowledged, so its sender delivers it again.
 """
 
 import threading
@@ -37,7 +37,7 @@ def deliver(daemon, type_, webhook_id, **fields):
     return answer.status_code
 
 
-TOLD = {
+ACKNOWLEDGED = {
     "inline": lambda daemon: deliver(daemon, "order.created", "inline-2"),
     "queued": lambda daemon: deliver(daemon, "order.paid", "queued-1"),
     "parked": lambda daemon: deliver(daemon, "benefit.created", "parked-1"),
@@ -47,13 +47,13 @@ TOLD = {
 }
 
 
-@pytest.mark.parametrize("last", TOLD)
-def test_what_was_told_last_survives_a_power_cut_and_a_claim_need_not(daemon, power, last):
+@pytest.mark.parametrize("last", ACKNOWLEDGED)
+def test_the_last_acknowledged_event_survives_a_power_cut_and_a_claim_need_not(daemon, power, last):
     daemon.environment["ASIDE"] = "600"
     with running(daemon):
         assert deliver(daemon, "order.created", "inline-1") == 200
-        assert TOLD[last](daemon) == 200
-        # Begun after that and running when the power goes: its claim is on no disk.
+        assert ACKNOWLEDGED[last](daemon) == 200
+        # It begins after that and still runs at the power cut: its claim is on no disk.
         sender = threading.Thread(target=daemon.deliver, args=(ASIDE,), kwargs={"inline": True})
         sender.start()
         wait_until(lambda: daemon.runs(ASIDE), daemon.log)
@@ -88,7 +88,7 @@ def test_syncs_that_failed_before_a_power_cut_lose_nothing_that_was_acknowledged
     )
     table = "\n".join(f"{name}: {value}" for name, value in report.rows())
     assert not report.broken, table
-    # It has proved something.
+    # The test is effective: some syncs did fail.
     assert report.failed_syncs, table
     assert report.acknowledged, table
     assert report.moments == 16, table

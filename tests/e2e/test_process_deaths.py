@@ -68,7 +68,7 @@ def test_an_end_in_the_first_moment_of_an_inline_run_is_counted(daemon, kind):
         assert daemon.start(), daemon.log()
         (found,) = daemon.logged("store.run_ended_process")
         assert (found["key"], found["process_ends"]) == (webhook_id, 1)
-        # Nobody was answered, so the sender delivers it again.
+        # The delivery was not answered, so the sender repeats it.
         daemon.deliver(webhook_id, inline=True)
         daemon.supervise(webhook_id)
         record = daemon.wait_for_state(webhook_id, "dead")
@@ -105,8 +105,8 @@ def test_an_end_in_the_first_moment_of_the_first_run_is_the_only_one_not_counted
         assert record["attempts"] == ATTEMPTS
 
 
-def test_so_it_is_for_an_event_that_waited_in_the_store(daemon):
-    """Nobody waits for its first start either, and each later one is counted before it runs."""
+def test_the_same_holds_for_an_event_that_waited_in_the_store(daemon):
+    """Its first start is not awaited either, and each later one is counted before it runs."""
     data = daemon.directory / "data"
     data.mkdir(mode=0o700)
 
@@ -165,7 +165,7 @@ def test_events_that_merely_ran_at_the_same_time_are_finished(daemon, attempts):
 
 
 @pytest.mark.parametrize("inline", [False, True], ids=["queued", "inline"])
-def test_what_a_handler_raises_is_its_own_failure_whatever_it_is(daemon, inline):
+def test_anything_that_a_handler_raises_is_only_its_own_failure(daemon, inline):
     ids = [f"{kind}-1" for kind in SOFT]
     with running(daemon):
         for webhook_id in ids:

@@ -145,8 +145,8 @@ async def test_a_killed_process_loses_nothing_and_all_are_one_program(place: Pla
             os.kill(first[2], signal.SIGKILL)
             await until(lambda: len(daemon.logged("process.started")) == 3)
         (ended,) = daemon.logged("process.ended")
-        told = (ended["process"], ended["pid"], ended["ended"], ended["retry_in"])
-        assert told == (2, first[2], "by SIGKILL", 0.0)
+        reported = (ended["process"], ended["pid"], ended["ended"], ended["retry_in"])
+        assert reported == (2, first[2], "by SIGKILL", 0.0)
         second = processes_of(daemon)
         assert (second[1], second[2] != first[2]) == (first[1], True)
         accepted = set(senders.accepted)
@@ -198,7 +198,7 @@ def test_an_event_that_kills_is_left_to_the_successor_and_ends_as_a_dead_letter(
         assert len(set(ended[-2:])) == 1
         assert all(deliver(daemon, f"innocent_{number}") == 200 for number in range(9))
         wait_until(lambda: len(finished(place)) == 9)
-        # What a process says and nobody understands ends that process, and no other.
+        # An invalid message of a process ends that process, and no other.
         assert deliver(daemon, "garbled") == 200
         wait_until(lambda: "garbled" in finished(place))
         (garbled,) = daemon.logged("process.garbled")
@@ -341,13 +341,13 @@ def test_the_total_of_rejected_requests_counts_those_of_all_processes(place: Pla
         for _ in senders.map(refuse, [daemon] * 4, [1500] * 4):
             pass
 
-        def told() -> Any:
+        def reported() -> Any:
             headers = {"authorization": f"Bearer {token}"}
             url = f"{daemon.admin}/api/rejections?limit=500"
             return httpx.get(url, headers=headers, timeout=30).json()
 
-        wait_until(lambda: told()["total"] == 6000, lambda: str(told()["total"]))
-        found = told()
+        wait_until(lambda: reported()["total"] == 6000, lambda: str(reported()["total"]))
+        found = reported()
     assert list(found["causes"].values()) == [6000]
     numbers = [row["seq"] for row in found["rejections"]]
     assert (len(numbers), numbers[0]) == (500, 6000)

@@ -1,4 +1,4 @@
-"""What is deleted is in no file any more, by ``tenant purge`` or retention, while daemons run."""
+"""Data deleted by ``tenant purge`` or retention is in no file any more, while daemons run."""
 
 import itertools
 import json
@@ -22,7 +22,7 @@ from support.waiting import wait_until
 
 from sdk_trio.testing import sign_delivery
 
-#: What is personal about the tenant: in bodies, database, name, address, reasons, errors.
+#: Personal data of the tenant: in bodies, database, name, address, reasons, errors.
 MARK = "Quillfeather-59131"
 
 APPLICATION = f"""
@@ -125,7 +125,7 @@ def open_deleted(pid: int) -> list[str]:
     return found
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_on_demand_everything_of_one_tenant_goes_while_a_daemon_runs(place):
     program("litestream")
     more = replication(place)
@@ -170,15 +170,15 @@ def test_on_demand_everything_of_one_tenant_goes_while_a_daemon_runs(place):
         assert "61 deliveries" in record["details"]
         assert {name[0] for name in states(place)} == {"o"}
 
-        # The daemon goes on; what comes for the tenant that is gone is kept, and run for nobody.
+        # The daemon continues; events of the purged tenant are parked and never run.
         deliver(running, "o-after", "org-2", "other")
         wait_until(lambda: "o-after" in seen(place))
         deliver(running, "held", f"org-{MARK}", "again")
         wait_until(lambda: states(place).get("held") == "parked")
         assert place.run("events", "replay", "held", *TENANTS).returncode == 0
         wait_until(lambda: states(place)["held"] == "dead")
-        assert seen(place).get("held", "nobody") is not None, "it ran as nobody's"
-        # And a next purge removes that as well.
+        assert seen(place).get("held", "unknown") is not None, "it ran without a tenant"
+        # Another purge removes that event as well.
         (row,) = checked(place, "tenant", "purge", "--yes", *more)
         assert (row["tenant_id"], row["deliveries"]) == (victim, 1)
     assert not any(name.startswith("held") for name in states(place))
@@ -201,7 +201,7 @@ def test_a_body_whose_retention_is_over_is_in_no_file_of_a_daemon_that_runs(plac
     assert holding(place, MARK) == []
 
 
-def test_held_events_of_a_tenant_that_is_gone_never_run_as_nobodys(place):
+def test_parked_events_of_a_purged_tenant_never_run_without_a_tenant(place):
     checked(place, "tenant", "add", "gone", "--name", "Gone", "--organization-id", "org-1")
     checked(place, "tenant", "suspend", "gone")
     with daemon(place) as running:
@@ -221,7 +221,7 @@ def test_held_events_of_a_tenant_that_is_gone_never_run_as_nobodys(place):
     assert "was purged" in shown["last_error"]
 
 
-def test_a_purge_by_name_that_was_killed_half_way_is_not_called_finished(place):
+def test_an_interrupted_purge_by_name_is_not_reported_as_finished(place):
     with daemon(place) as running:
         checked(place, "tenant", "add", "victim", "--name", MARK, "--organization-id", "org-1")
         deliver(running, "v1", "org-1", MARK)
@@ -229,7 +229,7 @@ def test_a_purge_by_name_that_was_killed_half_way_is_not_called_finished(place):
         wait_until(lambda: states(place) == {"v1": "done"})
         checked(place, "tenant", "delete", "victim")
     (file,) = place.data.glob("tenants/*-*.db")
-    # While somebody has the database open, a purge waits: after the rows, before the files.
+    # While a process has the database open, a purge waits: after the rows, before the files.
     reader = apsw.Connection(str(file))
     reader.execute("BEGIN")
     reader.execute("SELECT count(*) FROM grants").fetchall()
@@ -252,7 +252,7 @@ def test_a_purge_by_name_that_was_killed_half_way_is_not_called_finished(place):
     assert holding(place, MARK) == []
 
 
-def test_what_comes_for_a_purged_tenant_says_why_it_is_parked(place):
+def test_events_of_a_purged_tenant_are_parked_with_the_reason(place):
     gone = ("gone", "--name", "Gone", "--organization-id", "org-1")
     tenant_id = checked(place, "tenant", "add", *gone)["id"]
     with daemon(place) as running:
@@ -270,15 +270,15 @@ def test_what_comes_for_a_purged_tenant_says_why_it_is_parked(place):
         wait_until(is_noticed)
     assert f"after{next(numbers) - 1}" not in seen(place)
     assert place.run("tenant", "purge", "--yes", *TENANTS).returncode == 0
-    # A body of its own that came under another event's key is found and goes as well.
+    # The tenant's body that was stored under another event's key is also found and removed.
     with daemon(place) as running:
-        deliver(running, "nobodys", "org-3", "text")
-        deliver(running, "nobodys", "org-1", MARK)
+        deliver(running, "unrelated", "org-3", "text")
+        deliver(running, "unrelated", "org-1", MARK)
     (row,) = checked(place, "tenant", "purge", "--dry-run")
     assert (row["tenant_id"], row["deliveries"], row["evidence"]) == (tenant_id, 0, 1)
     checked(place, "tenant", "purge", "--yes")
     assert holding(place, MARK) == []
-    assert set(states(place)) == {"nobodys"}, "only the other body was the tenant's"
+    assert set(states(place)) == {"unrelated"}, "only the other body was the tenant's"
 
 
 def test_a_backup_and_a_reader_that_keeps_the_log_are_named(place):

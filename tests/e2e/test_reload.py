@@ -12,7 +12,7 @@ from support.waiting import until
 
 from sdk_trio.webhooks.signature import new_secret
 
-#: How soon a changed key file is to be noticed in these tests, in seconds.
+#: The polling interval for changed key files in these tests, in seconds.
 POLL_SECONDS = 0.3
 
 NEW_SECRET = new_secret(b"a secret of this test, 32 bytes.")
@@ -60,7 +60,7 @@ async def test_a_broken_file_is_named_and_rejects_nothing(manager):
     assert NEW_SECRET not in everything
 
 
-async def test_a_named_file_that_vanished_is_told_of_once(manager):
+async def test_a_named_file_that_vanished_is_reported_once(manager):
     config = manager.directory / "named.json"
     config.write_text("{}")
     daemon = manager.start("--config", str(config))
@@ -129,7 +129,7 @@ async def test_a_rotation_in_its_order_rejects_no_delivery(manager):
     assert NEW_SECRET not in everything
 
 
-async def test_what_needs_a_restart_is_named_and_the_rest_applies(manager):
+async def test_keys_that_need_a_restart_are_named_and_the_others_apply(manager):
     config = manager.directory / "settings.json"
     config.write_text("{}")
     daemon = manager.start("--config", str(config))
@@ -256,7 +256,7 @@ async def test_a_hup_before_it_serves_is_a_reload_after_the_start(manager):
     config = manager.directory / "settings.json"
     os.mkfifo(config)
     daemon = manager.start("--config", str(config))
-    # Somebody has it open for reading: the program reads its settings.
+    # A reader has it open: the program reads its settings.
     opened = await trio.to_thread.run_sync(lambda: config.open("w"))
     daemon.send_signal(signal.SIGHUP)
     # The reload, which may come as soon as the first text is read, finds the next one whole.

@@ -24,7 +24,7 @@ from support.waiting import wait_until
 from sdk_trio.errors import ReplicatorError
 from sdk_trio.replication.control import ControlClient
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 REPLICATION = "Sdk:MultiTenant:FileDb:Replication"
 
@@ -171,7 +171,7 @@ def test_it_reloads_on_a_hangup_shows_its_status_and_ends_on_term(workplace):
     assert workplace.restored(second) == [1]
 
 
-def test_a_replicator_whose_metrics_nobody_can_read_is_not_healthy(workplace):
+def test_a_replicator_with_unreadable_metrics_is_not_healthy(workplace):
     """The port is another program's: the replicator logs that once, and replicates."""
     workplace.add_tenant("acme")
     with HTTPServer(("127.0.0.1", workplace.port), SimpleHTTPRequestHandler) as other:
@@ -189,7 +189,7 @@ def test_a_replicator_whose_metrics_nobody_can_read_is_not_healthy(workplace):
     assert "MetricsPort" in done.stderr
 
 
-def test_a_daemon_and_a_replicator_beside_it_need_nobody(workplace):
+def test_a_daemon_and_a_replicator_beside_it_need_no_operator(workplace):
     daemon = (
         "--standalone",
         "--set=Sdk:Server:Bind:0=127.0.0.1:0",
@@ -256,7 +256,7 @@ def test_a_second_signal_ends_a_stop_that_hangs(workplace):
     assert "replication.forced" in workplace.log()
 
 
-def test_without_the_binary_the_command_says_what_to_do(workplace):
+def test_without_the_binary_the_command_names_the_remedy(workplace):
     workplace.add_tenant("acme")
     done = workplace(
         "replication", "run", "--set", f"{REPLICATION}:ReplicatorPath={workplace.root}/none"

@@ -1,4 +1,4 @@
-"""``replication render``, and a runtime that keeps the file current and tells the replicator."""
+"""``replication render``, and a runtime that keeps the file current and signals the replicator."""
 
 import subprocess
 import sys
@@ -139,7 +139,7 @@ def test_replication_needs_tenants(
     assert f"{REPLICATION}:UseReplication: needs tenants" in found.out
 
 
-async def test_a_runtime_keeps_the_file_current_and_tells_the_replicator(
+async def test_a_runtime_keeps_the_file_current_and_signals_the_replicator(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     out, output = tmp_path / "out", tmp_path / "replicator.yml"

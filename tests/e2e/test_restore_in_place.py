@@ -1,4 +1,4 @@
-"""A tenant's database is restored under a daemon that runs: what is acknowledged is in the file."""
+"""A tenant's database is restored while a daemon runs: all acknowledged data is in the file."""
 
 import contextlib
 import json
@@ -27,7 +27,7 @@ from sdk_trio.errors import ReplicatorError
 from sdk_trio.replication.control import ControlClient, control_socket_path
 from sdk_trio.testing import sign_delivery
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 APPLICATION = """
 import sdk_trio
@@ -125,11 +125,11 @@ class Live:
         return any(each.path == path and each.last_sync_at for each in listed)
 
     def bodies(self) -> list[str]:
-        """What handlers have written, in the file that is there."""
+        """Return the rows that handlers have written into the current file."""
         return [body for _, body, _ in self.host.rows("acme") if body.startswith("msg_")]
 
     def deleted_files(self) -> list[str]:
-        """The files that the daemon or its child has open and nobody will find again."""
+        """The unlinked files that the daemon or its child still has open."""
         found = []
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
         for pid in (self.process.pid, *map(int, children.read_text().split())):
@@ -179,7 +179,7 @@ def mark(live: Live) -> str:
     return moment
 
 
-def test_what_is_acknowledged_after_a_restore_by_hand_is_in_the_file(live: Live) -> None:
+def test_acknowledged_writes_after_a_manual_restore_are_in_the_file(live: Live) -> None:
     """Suspend, restore with --output --force, reactivate: the daemon has had the file open."""
     live.deliver("msg_before1", "msg_before2")
     live.sync()
@@ -198,7 +198,7 @@ def test_what_is_acknowledged_after_a_restore_by_hand_is_in_the_file(live: Live)
 
 
 def test_a_database_that_is_renamed_over_is_used_from_then_on(live: Live) -> None:
-    """The tenant stays active: somebody writes a new file and renames it."""
+    """The tenant stays active, and an operator renames a new file over its database."""
     live.deliver("msg_before")
     other = live.host.root / "other.db"
     other.write_bytes(b"")
@@ -258,7 +258,7 @@ def test_restored_in_place_under_a_daemon_and_written_on(live: Live, tmp_path: P
     assert live.bodies() == ["msg_before1", "msg_after1", "msg_after2"]
 
 
-def test_what_is_acknowledged_right_after_an_activation_is_not_dropped(live: Live) -> None:
+def test_acknowledged_writes_right_after_an_activation_are_not_dropped(live: Live) -> None:
     """The replicator reads nothing in the first seconds after a tenant became active."""
     live.deliver("msg_0")
     live.sync()
@@ -277,7 +277,7 @@ def test_what_is_acknowledged_right_after_an_activation_is_not_dropped(live: Liv
     assert sorted(live.bodies()) == known
 
 
-def test_who_has_it_open_is_named_and_waited_for_and_nothing_is_changed(live: Live) -> None:
+def test_a_process_with_the_database_open_is_named_and_waited_for(live: Live) -> None:
     live.deliver("msg_before")
     live.sync()
     holder = subprocess.Popen(
@@ -400,7 +400,7 @@ def test_killed_at_any_step_the_old_database_is_whole_or_the_new_one_and_a_rerun
     assert still.left_behind() == []
 
 
-def test_what_the_replica_lacks_is_not_dropped_unless_that_is_said(
+def test_data_that_the_replica_lacks_is_dropped_only_on_request(
     still: ReplicaHost, tmp_path: Path
 ) -> None:
     """The replicator was down while rows were written."""
@@ -447,7 +447,7 @@ def test_only_a_tenant_that_was_active_is_reactivated(still: ReplicaHost) -> Non
         (("--wait", "soon"), 2, "--wait takes a whole number"),
     ],
 )
-def test_what_cannot_be_done_changes_nothing(
+def test_an_impossible_restore_changes_nothing(
     still: ReplicaHost, options: tuple[str, ...], status: int, words: str
 ) -> None:
     before = still.run("tenant", "audit", "acme", "--format", "json").out

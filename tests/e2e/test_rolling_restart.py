@@ -1,4 +1,4 @@
-"""Restarts under load: no connection is refused, and what was answered 200 has run."""
+"""Restarts under load: no connection is refused, and all events answered 200 have run."""
 
 import os
 import socket
@@ -20,7 +20,7 @@ async def all_run(manager, senders):
     await until(lambda: set(senders.accepted) <= set(manager.handled()))
 
 
-async def test_with_an_inherited_socket_nobody_is_refused_and_nothing_is_lost(tmp_path):
+async def test_with_an_inherited_socket_no_delivery_is_refused_or_lost(tmp_path):
     """The activator holds the socket: while no daemon runs, connections wait in its backlog."""
     with service_manager(tmp_path) as manager, socket.create_server(("127.0.0.1", 0)) as held:
         manager.settings["Server:Bind:0"] = "fd:web"
@@ -36,7 +36,7 @@ async def test_with_an_inherited_socket_nobody_is_refused_and_nothing_is_lost(tm
             senders.stop()
         await all_run(manager, senders)
         assert await manager.stop(daemon) == 0
-    # Some are told to come again while the old one drains; nobody finds nothing there.
+    # Some get 503 while the old process drains; none is refused a connection.
     assert set(senders.answers) <= {200, 503, "ConnectionError"}
     assert senders.answers[200] == len(senders.accepted) == len(set(senders.accepted))
     assert len(senders.accepted) > 100 * RESTARTS

@@ -49,16 +49,18 @@ def test_a_simulator_that_was_given_no_secret_signs_with_one_of_its_own(place, p
     reload = f"--set=Sdk:Server:Processes={processes}"
     with place.daemon(reload) as daemon:
         for _ in range(2):
-            told = [httpx.post(daemon.receiver + SIMULATE, timeout=60).json() for _ in range(6)]
-            assert [each["status"] for each in told] == [200] * 6
+            simulated = [
+                httpx.post(daemon.receiver + SIMULATE, timeout=60).json() for _ in range(6)
+            ]
+            assert [each["status"] for each in simulated] == [200] * 6
             daemon.process.send_signal(signal.SIGHUP)
             daemon.wait_for("runtime.reloaded")
         assert httpx.post(daemon.receiver + SIMULATE + "x").status_code == 404
     # The configured secret has signed none of them.
-    shown = place.run("events", "show", told[0]["webhookId"], "--format", "json")
+    shown = place.run("events", "show", simulated[0]["webhookId"], "--format", "json")
     raw = json.loads(shown.stdout)["raw"].encode()
-    signature = sign(SECRET, told[0]["webhookId"], told[0]["timestamp"], raw)
-    assert told[0]["signature"] != signature
+    signature = sign(SECRET, simulated[0]["webhookId"], simulated[0]["timestamp"], raw)
+    assert simulated[0]["signature"] != signature
 
 
 @pytest.mark.parametrize("fast_path", ["true", "false"])
@@ -90,15 +92,15 @@ def test_a_simulated_delivery_arrives_as_the_settings_demand_and_others_do_not(p
 
 def test_a_secret_of_its_own_is_accepted_by_this_receiver_and_by_none_of_production(place):
     with own_secret(place).daemon() as daemon:
-        told = httpx.post(daemon.receiver + SIMULATE).json()
-        assert told["status"] == 200
+        simulated = httpx.post(daemon.receiver + SIMULATE).json()
+        assert simulated["status"] == 200
         assert httpx.get(f"{daemon.admin}/livez").status_code == 200
-    body = place.run("events", "show", told["webhookId"], "--format", "json")
+    body = place.run("events", "show", simulated["webhookId"], "--format", "json")
     raw = json.loads(body.stdout)["raw"].encode()
     headers = {
-        "webhook-id": told["webhookId"],
-        "webhook-timestamp": str(told["timestamp"]),
-        "webhook-signature": told["signature"],
+        "webhook-id": simulated["webhookId"],
+        "webhook-timestamp": str(simulated["timestamp"]),
+        "webhook-signature": simulated["signature"],
     }
     place.environ["SDK_ENVIRONMENT"] = "Production"
     with place.daemon() as daemon:
@@ -109,14 +111,14 @@ def test_a_secret_of_its_own_is_accepted_by_this_receiver_and_by_none_of_product
 
 def test_the_secret_of_dev_is_signed_with_and_a_configured_one_is_not(place):
     with place.daemon(start=("dev",)) as daemon:
-        told = httpx.post(daemon.receiver + SIMULATE).json()
-    assert told["status"] == 200
+        simulated = httpx.post(daemon.receiver + SIMULATE).json()
+    assert simulated["status"] == 200
     headers = place.directory / "headers"
     headers.write_text(
-        f"webhook-id: {told['webhookId']}\nwebhook-timestamp: {told['timestamp']}\n"
-        f"webhook-signature: {told['signature']}\n"
+        f"webhook-id: {simulated['webhookId']}\nwebhook-timestamp: {simulated['timestamp']}\n"
+        f"webhook-signature: {simulated['signature']}\n"
     )
-    shown = place.run("events", "show", told["webhookId"], "--format", "json")
+    shown = place.run("events", "show", simulated["webhookId"], "--format", "json")
     (place.directory / "body").write_text(json.loads(shown.stdout)["raw"])
     place.environ["DEV"] = (place.data / "dev-secret").read_text().strip()
     place.environ["CONFIGURED"] = SECRET

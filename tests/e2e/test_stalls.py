@@ -1,4 +1,4 @@
-"""Stalls of the store and of processes under load: what was answered 200 is run, without a restart.
+"""Stalls of the store and of processes under load: events answered 200 run, without a restart.
 
 These are the short forms of ``tests/stalls.py``, which measures as well.
 """
@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 from stalls import Options, experiment
 
-# Above the limit of time for the callers of a store: the calls that it abandons are what may leave
-# leases without runs.
+# Longer than the time limit of a store's callers: abandoned calls may leave leases without runs.
 SECONDS = 6.0
 
 
-# Once, or twice where a second stall meets what the first one has left behind.
+# Once, or twice if a second stall meets the consequences of the first one.
 @pytest.mark.parametrize(
     ("store", "processes", "kind", "times"),
     [
@@ -39,10 +38,10 @@ async def test_acknowledged_events_run_after_a_stall(
 
 
 @pytest.mark.parametrize(("store", "kind"), [("sqlite", "worker"), ("postgres", "sigstop")])
-async def test_events_of_a_process_that_stands_still_run_in_another_one(
+async def test_events_of_a_stopped_process_run_in_another_one(
     tmp_path: Path, store: str, kind: str
 ) -> None:
-    """It stands still for longer than its leases, which are shorter than usual here."""
+    """It is paused for longer than its leases, which are shorter than usual here."""
     options = Options(store=store, processes=2, kind=kind, seconds=[8.0], times=1, lease=3.0)
     report = await experiment(tmp_path, options)
     assert report.account.lost == []

@@ -105,7 +105,7 @@ def test_a_stopped_process_that_holds_the_write_lock_is_killed_and_the_others_go
     assert "write lock" in killed["hint"]
     faults.clear()
     more(accepted, daemon)
-    # Also what the killed process had accepted.
+    # Also the events that the killed process had accepted.
     wait_until(lambda: all(daemon.runs(webhook_id, "ended") for webhook_id in accepted), daemon.log)
 
 

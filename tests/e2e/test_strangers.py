@@ -251,7 +251,7 @@ def test_idle_connections_of_one_address_do_not_lock_out_another(daemon):
         assert daemon.post("order.paid", address="127.0.0.2").status_code == 200
         assert daemon.post("order.paid", address="127.0.0.3").status_code == 200
         full = [line for line in daemon.log() if line["event"] == "server.source_full"]
-        # Half of the connections that 512 descriptors leave room for.
+        # Half of the connections that 512 descriptors allow.
         assert [(line["address"], line["limit"]) for line in full] == [("127.0.0.1", 176)]
     finally:
         for sock in idle:

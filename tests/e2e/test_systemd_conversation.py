@@ -1,4 +1,4 @@
-"""What the daemon says to the service manager, and when: recorded on a real socket."""
+"""The daemon's messages to the service manager, and their times: recorded on a real socket."""
 
 import re
 import signal
@@ -38,7 +38,7 @@ async def test_ready_reloading_ready_stopping(tmp_path, abstract):
     assert not any("WATCHDOG" in message for message in manager.messages)
 
 
-async def test_a_long_drain_asks_for_time_and_says_what_is_left(tmp_path):
+async def test_a_long_drain_requests_time_and_reports_the_remaining_work(tmp_path):
     with service_manager(tmp_path) as manager:
         daemon = manager.start()
         await deliver(await manager.url(), "order.paid", "600")
@@ -53,7 +53,7 @@ async def test_a_long_drain_asks_for_time_and_says_what_is_left(tmp_path):
         assert await manager.ended(daemon) == 128 + signal.SIGINT
 
 
-async def test_the_watchdog_is_fed_until_the_loop_stands_still(tmp_path):
+async def test_the_watchdog_is_fed_until_the_loop_is_blocked(tmp_path):
     with service_manager(tmp_path) as manager:
         manager.environment["WATCHDOG_USEC"] = "400000"
         daemon = manager.start()

@@ -89,13 +89,13 @@ def test_the_contact_changes_in_what_is_named(shell: Shell) -> None:
     ("words", "status", "said"),
     [
         (("set", "acme"), 2, "nothing to change"),
-        (("set", "acme", "--email", "nobody"), 2, "email"),
+        (("set", "acme", "--email", "unknown"), 2, "email"),
         (("set", "acme", "--email", ""), 2, "email"),
         (("set", "acme", "--email-verified"), 2, "there is no address"),
         (("set", "acme", "--email", "a@b.example", "--no-email"), 2, "not allowed with"),
-        (("set", "nobody", "--no-phone"), 1, "no tenant 'nobody'"),
+        (("set", "unknown", "--no-phone"), 1, "no tenant 'unknown'"),
         (("add", "No Slug", "--name", "x"), 2, "identifier must be 1 to 64"),
-        (("add", "b", "--name", "x", "--email", "nobody"), 2, "email"),
+        (("add", "b", "--name", "x", "--email", "unknown"), 2, "email"),
         (("add", "b", "--name", " "), 2, "name is empty"),
         (("add", "b"), 2, "--name"),
         (("add", "b", "--name", "x", "--email-verified"), 2, "there is no address"),
@@ -113,7 +113,7 @@ def test_the_contact_changes_in_what_is_named(shell: Shell) -> None:
         (("set", "acme", "--name", ""), 2, "name is empty"),
         (("set", "acme", "--organization-id", ""), 2, "--no-organization"),
         (("set", "acme", "--organization-id", "a b"), 2, "visible ASCII"),
-        (("set", "nobody", "--name", "x"), 1, "no tenant 'nobody'"),
+        (("set", "unknown", "--name", "x"), 1, "no tenant 'unknown'"),
         (("set", "acme", "--webhook-secret-env", "a b"), 2, "source"),
         (("set", "acme", "--keep-webhook-secrets"), 2, "name the new source"),
         (("set", "acme", "--remove-webhook-secret", "X"), 2, "a source must be env:"),
@@ -124,14 +124,14 @@ def test_the_contact_changes_in_what_is_named(shell: Shell) -> None:
         (("audit", "--after", "x"), 2, "--after"),
         (("add", "acme", "--name", "x"), 1, "'acme' already"),
         (("add", "b", "--name", "x", "--webhook-secret-env", "whsec_+"), 2, "source"),
-        (("suspend", "nobody"), 1, "no tenant 'nobody'"),
+        (("suspend", "unknown"), 1, "no tenant 'unknown'"),
         (("suspend", "acme"), 1, "not verified"),
         (("suspend", "acme", "--bypass-email-verification"), 1, "SuspendUnverifiedTenantsAnyway"),
-        (("audit", "nobody"), 1, "no tenant 'nobody'"),
+        (("audit", "unknown"), 1, "no tenant 'unknown'"),
         (("list", "--limit", "none"), 2, "--limit"),
     ],
 )
-def test_what_is_wrong_is_said_in_a_line_and_changes_nothing(
+def test_errors_are_reported_in_one_line_and_change_nothing(
     shell: Shell, words: tuple[str, ...], status: int, said: str
 ) -> None:
     add(shell)
@@ -153,7 +153,7 @@ def test_the_bypass_counts_while_the_setting_permits_it(shell: Shell) -> None:
     assert shell.json("audit", "acme")[-1]["relaxation"] == next(iter(permitted))
 
 
-def test_without_a_store_a_look_creates_none(shell: Shell) -> None:
+def test_a_read_command_creates_no_store(shell: Shell) -> None:
     for words in (("list",), ("suspend", "acme"), ("audit",)):
         assert shell(*words).returncode == 69
     assert not shell.directory.exists()
@@ -176,7 +176,7 @@ def test_a_refused_transition_is_in_the_trail_with_who_why_and_why_not(
     assert shell.json("show", "acme")["version"] == added["version"] + 1
 
 
-def test_everybody_on_the_command_line_is_called_alike(shell: Shell) -> None:
+def test_every_actor_on_the_command_line_has_the_same_name(shell: Shell) -> None:
     add(shell)
     keys = {"Sdk:MultiTenant:TenantStatus:DeletedTenantRetentionDays": "0"}
     for words in (("set", "acme", "--name", "x"), ("delete", "acme"), ("purge", "--yes")):
@@ -307,7 +307,7 @@ def test_a_key_file_that_does_not_exist_is_refused(
     assert [row["identifier"] for row in shell.json("list")] == ["acme"]
 
 
-def test_who_adds_a_tenant_where_no_store_is_hears_that_one_is_made(shell: Shell) -> None:
+def test_adding_a_tenant_without_a_store_reports_that_it_is_created(shell: Shell) -> None:
     first = shell("add", "acme", "--name", "Acme")
     where = shell.directory / "inbox.db"
     assert f"note: there is no store at {where}, so a new one is created\n" in first.stderr
@@ -346,9 +346,7 @@ def test_tenants_travel_from_one_store_to_another(shell: Shell, tmp_path: Path) 
         assert len(other.json("audit")) == 3
 
 
-def test_an_import_says_of_each_row_what_becomes_of_it_and_is_done_whole_or_not(
-    shell: Shell, tmp_path: Path
-) -> None:
+def test_an_import_reports_each_row_and_is_atomic(shell: Shell, tmp_path: Path) -> None:
     add(shell, "acme", "--organization-id", "org_1", "--email", "m@example.com")
     add(shell, "same")
     file = tmp_path / "tenants.csv"
@@ -364,7 +362,7 @@ def test_an_import_says_of_each_row_what_becomes_of_it_and_is_done_whole_or_not(
         "third,x,org_1,,",
         "fourth,,,,",
         "fifth,x,,,yes",
-        "sixth,x,,nobody,",
+        "sixth,x,,unknown,",
         "seventh,x,,m@x.example,perhaps",
         "eighth,x",
         "nin\u202eth,x,,,",

@@ -1,4 +1,4 @@
-"""Two tenants with secrets of their own on one daemon, as their senders and the operator see it."""
+"""Two tenants with their own secrets on one daemon, as their senders and the operator see it."""
 
 import json
 import re
@@ -101,8 +101,8 @@ def test_a_sample_is_sent_as_the_tenant_s_own_sender_would(host: Host) -> None:
             assert (event["signer"], event["tenant_id"]) == (signer, ids[name])
             customer = json.loads(event["raw"])["data"]["customer"]
             assert customer["organization_id"] == f"org-{name}"
-        refused = host.place.run("events", "trigger", "order.paid", "--tenant", "nobody")
-        assert "there is no tenant 'nobody'" in refused.stderr
+        refused = host.place.run("events", "trigger", "order.paid", "--tenant", "unknown")
+        assert "there is no tenant 'unknown'" in refused.stderr
         (host.place.directory / "b.key").unlink()
         unreadable = host.place.run("events", "trigger", "order.paid", "--tenant", "b")
     assert [row[:1] for row in host.ran()] == [["a"], ["plain"]]
@@ -158,7 +158,7 @@ def test_a_tenant_that_parks_an_id_first_takes_no_other_tenant_s_event_away(host
     assert states == {"no.handler": "parked", "order.paid": "done"}
 
 
-def test_a_tenant_whose_ordered_event_fails_holds_up_no_other_tenant_s_line(host: Host) -> None:
+def test_a_failed_ordered_event_delays_no_lane_of_another_tenant(host: Host) -> None:
     with host.place.daemon("--app", "app:handlers") as daemon:
         assert host.send(daemon, "a", "fails") == 200
         wait_until(host.ran)
@@ -167,7 +167,7 @@ def test_a_tenant_whose_ordered_event_fails_holds_up_no_other_tenant_s_line(host
     assert host.ran()[1] == ["b", "evt_1", "of b"]
 
 
-def test_an_operator_is_told_the_address_and_asked_which_sender_s_event_is_meant(
+def test_an_operator_gets_the_address_and_must_choose_the_sender_of_the_event(
     host: Host,
 ) -> None:
     shown = host.place.run("tenant", "show", "a")

@@ -1,4 +1,4 @@
-"""The tutorial, word for word: its commands in a shell, its files as they stand there."""
+"""The tutorial, word for word: its commands in a shell, its files unchanged."""
 
 import json
 import os
@@ -16,7 +16,7 @@ TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorial" / "first-receiver.md"
 #: Longer than any step takes on a busy machine, in seconds.
 PATIENCE_SECONDS = 90
 
-#: What would fetch packages: the environment of the tests has them.
+#: Commands that would fetch packages: the environment of the tests has them.
 INSTALLS = ("python3 -m venv", "pip install")
 
 
@@ -79,7 +79,7 @@ class Shell:
 
 @pytest.fixture
 def shell(tmp_path):
-    # The package is installed already; activating leads to it.
+    # The package is installed already; activating the environment makes it available.
     activate = tmp_path / ".venv" / "bin" / "activate"
     activate.parent.mkdir(parents=True)
     activate.write_text(f'export PATH="{Path(sys.executable).parent}:$PATH"\n')
@@ -131,7 +131,7 @@ def test_the_tutorial_works_as_it_is_written(shell, tmp_path):
 
 
 def follow(shell, block):
-    """Run the lines of a block, each as it stands there."""
+    """Run the lines of a block unchanged."""
     printed = ""
     for line in block.splitlines():
         command = line.partition("  #")[0].strip()

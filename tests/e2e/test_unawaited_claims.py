@@ -1,4 +1,4 @@
-"""An inline run that does not wait for its claim: what is left wherever process or disk fail.
+"""An inline run that does not wait for its claim: the state after failures of process or disk.
 
 docs/adr/0047-unawaited-claims.md names the points; each is one test here, or one of
 test_process_deaths (the first moment of the handler) and test_power_cut (a handler at work).
@@ -62,7 +62,7 @@ def test_a_kill_between_the_end_of_the_run_and_its_commit_is_counted(daemon, fau
         assert b"unanswered-1" in claims_of(daemon)
         assert daemon.start(), daemon.log()
         assert daemon.logged("store.run_ended_process")[0]["key"] == "unanswered-1"
-        # Nobody was answered: it is delivered again, and its first run counts as an attempt.
+        # It was not answered, so it is delivered again, and its first run counts as an attempt.
         assert daemon.deliver("unanswered-1", inline=True) == 200
         record = daemon.wait_for_state("unanswered-1", "done")
         assert (record["attempts"], record["process_ends"]) == (2, 1)
@@ -90,7 +90,7 @@ def test_an_end_is_counted_once_however_often_the_process_starts_before_the_rede
 
 
 def test_a_kill_between_write_and_sync_leaves_the_run_recorded(daemon, faults):
-    """What was written is in the page cache, which only the machine's death takes."""
+    """Written data is in the page cache, which only a crash of the machine loses."""
     with running(daemon):
         wait_until_unawaited(daemon)
         die_with(
@@ -118,7 +118,7 @@ def test_a_power_cut_between_write_and_sync_leaves_nothing(daemon, faults, power
         assert power.left("SELECT * FROM arrival WHERE delivery_key = 'unanswered-1'") == []
         power.happen()
         assert daemon.start(), daemon.log()
-        # The claims file is gone with the rest that nobody has synced, and that is said.
+        # The claims file is gone with the other unsynced data, and that is logged.
         assert daemon.logged("store.claims_lost")[0]["found"] == "nothing"
         assert daemon.deliver("unanswered-1", inline=True) == 200
         assert daemon.wait_for_state("unanswered-1", "done")["attempts"] == 1
@@ -158,7 +158,7 @@ def test_a_disk_that_fails_makes_the_sender_deliver_again_and_later_runs_wait(da
 
 
 @pytest.mark.parametrize("found", ["nothing", "damaged"])
-def test_a_lost_claims_file_is_said_and_made_anew(daemon, found):
+def test_a_lost_claims_file_is_reported_and_created_again(daemon, found):
     with running(daemon):
         wait_until_unawaited(daemon)
         daemon.signal(SIGKILL)

@@ -1,4 +1,4 @@
-"""``upgrade`` and ``tenant purge`` as they are typed."""
+"""``upgrade`` and ``tenant purge`` as commands."""
 
 import json
 import logging
@@ -139,7 +139,7 @@ UPGRADE = "MultiTenant:SingleTenantUpgrade:"
         ({"Storage:Backend": "Memory"}, 69, "Sdk:Storage:Backend is Memory"),
     ],
 )
-def test_what_stops_it_is_one_line_and_an_exit_status(capsys, data, keys, status, message):
+def test_its_errors_are_one_line_and_an_exit_status(capsys, data, keys, status, message):
     found, out, err = run(capsys, data, "upgrade", **keys)
     assert (found, out) == (status, "")
     assert err.count("\n") == 1
@@ -174,11 +174,11 @@ def test_on_a_terminal_the_progress_is_shown(data):
     drawn = bytearray()
 
     def read():
-        with suppress(OSError):  # EIO: nobody has the other end any more
+        with suppress(OSError):  # EIO: no process has the other end any more
             while text := os.read(ours, 100_000):
                 drawn.extend(text)
 
-    # A terminal that nobody reads takes 4 KiB, and the command would wait.
+    # An unread terminal buffers 4 KiB, and then the command would wait.
     reader = threading.Thread(target=read, daemon=True)
     reader.start()
     command = [sys.executable, "-m", "sdk_trio", *arguments(data, "upgrade")]

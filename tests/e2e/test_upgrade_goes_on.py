@@ -1,4 +1,4 @@
-"""What was a single tenant goes on as the default one: the daemon, its deliveries, its steps."""
+"""A single-tenant installation continues as the default tenant: daemon, deliveries, steps."""
 
 import json
 import signal

@@ -139,7 +139,7 @@ def test_a_host_that_dies_in_the_upgrade_is_followed_by_another(
         assert batches(two) == []
         first.process.send_signal(how)
         second.wait_for("runtime.started")
-        # It goes on at the batch whose end was not stored, and repeats none before it.
+        # It continues at the batch whose end was not stored, and repeats no earlier one.
         assert batches(two) == [2, 3, 4, 5]
         done = stored(server, two)
         assert (done[0], done[4], done[5]) == ("done", 1, 0)

@@ -1,4 +1,4 @@
-"""The upgrade killed with -9: whatever the moment, the next run comes to the same end."""
+"""The upgrade killed with -9: at any moment, the next run has the same result."""
 
 import json
 import os

@@ -50,7 +50,7 @@ async def test_a_running_receiver_is_alive_ready_and_well(store):
     async with administered(registry(works), **store) as admin:
         alive = await admin.get("/livez")
         assert (alive.status_code, alive.json()) == (200, {"alive": True})
-        # The first look at the store may take longer than a probe waits, on a busy disk.
+        # The first query of the store may take longer than a probe waits, on a busy disk.
         await until(partial(is_ready, admin))
         ready = await admin.get("/readyz")
         assert ready.status_code == 200
@@ -127,7 +127,7 @@ async def test_a_part_that_makes_up_names_does_not_fill_the_log(caplog):
 
 
 async def test_a_full_queue_is_degraded_and_ready():
-    """Senders are told when to come again; a load balancer must not answer them for us."""
+    """Senders get a Retry-After; a load balancer must not answer them for us."""
 
     release = trio.Event()
 
@@ -301,7 +301,7 @@ async def test_an_address_in_use_is_named_unless_the_receiver_itself_runs_alread
 # -- the API ----------------------------------------------------------------------------------
 
 
-async def test_the_status_says_what_runs_and_how_much(store):
+async def test_the_status_lists_the_running_parts_and_their_counts(store):
     async with administered(registry(works), **store) as admin:
         await admin.app.deliver("order.paid")
         status = await admin.api("/status")
@@ -390,7 +390,7 @@ async def test_replayed_events_run_at_once(store):
         ("/api/events/msg_1?body=yes", "body takes 0 or 1"),
     ],
 )
-async def test_a_query_that_is_not_understood_says_what_it_takes(path, reason):
+async def test_an_invalid_query_is_answered_with_the_valid_parameters(path, reason):
     async with administered() as admin:
         answer = await admin.get(path, TOKEN)
         assert answer.status_code == 400
@@ -418,7 +418,7 @@ async def test_an_order_that_is_not_understood_changes_nothing(order):
         assert (await admin.app.store.counts())[DeliveryState.DEAD] == 1
 
 
-async def test_what_is_not_there_is_said_plainly():
+async def test_a_missing_resource_is_reported_plainly():
     async with administered() as admin:
         assert (await admin.get("/nothing")).status_code == 404
         assert (await admin.get("/api/nothing", TOKEN)).status_code == 404
@@ -427,7 +427,7 @@ async def test_what_is_not_there_is_said_plainly():
         assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")
 
 
-async def test_the_console_is_served_to_whoever_may_know_the_host():
+async def test_the_console_is_served_without_a_token():
     async with administered() as admin:
         page = await admin.get("/")
         assert page.status_code == 200
@@ -478,7 +478,7 @@ async def test_the_api_needs_the_token(given):
         ("[::1]:8081", 200),
     ],
 )
-async def test_a_name_that_somebody_points_here_reads_nothing(host, status):
+async def test_a_foreign_name_that_resolves_to_this_host_reads_nothing(host, status):
     async with administered(Admin__AllowedHosts=["admin.internal"]) as admin:
         for path in ("/metrics", "/healthz", "/api/status"):
             assert (await admin.get(path, TOKEN, host=host)).status_code == status
@@ -546,7 +546,7 @@ async def test_a_large_body_is_refused():
 # -- the token --------------------------------------------------------------------------------
 
 
-async def test_a_generated_token_is_kept_for_its_owner_alone(tmp_path, monkeypatch, caplog):
+async def test_a_generated_token_is_readable_only_by_its_owner(tmp_path, monkeypatch, caplog):
     monkeypatch.delenv("SDK_TEST_ADMIN_TOKEN")
     caplog.set_level("DEBUG")
     path = tmp_path / "data" / "admin-token"
@@ -569,10 +569,10 @@ async def test_a_token_that_others_could_read_is_replaced(tmp_path, monkeypatch)
     monkeypatch.delenv("SDK_TEST_ADMIN_TOKEN")
     path = tmp_path / "data" / "admin-token"
     path.parent.mkdir(mode=0o700)
-    path.write_text("seen-by-everybody\n")
+    path.write_text("readable-by-others\n")
     path.chmod(0o644)
     async with administered(Storage__Path=str(path.parent)) as admin:
-        assert (await admin.get("/api/status", "seen-by-everybody")).status_code == 401
+        assert (await admin.get("/api/status", "readable-by-others")).status_code == 401
         assert (await admin.get("/api/status", path.read_text().strip())).status_code == 200
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
 

@@ -1,4 +1,4 @@
-"""Hostile clients of the admin address, and what the receiver's deliveries notice of them."""
+"""Hostile clients of the admin address, and their effect on deliveries."""
 
 import os
 import statistics
@@ -24,12 +24,12 @@ ROUND_SECONDS = 0.8
 FULL = "SDK_TEST_ADMIN_ROUNDS" in os.environ
 ROUNDS = int(os.environ.get("SDK_TEST_ADMIN_ROUNDS", "1"))
 
-#: Deliveries go on at this part of their pace at least, while four clients ask without a pause.
-#: Without pacing it is a tenth. What a machine with other work leaves of it says nothing about us.
+#: Deliveries keep at least this share of their rate while four clients send requests without a
+#: pause. Without pacing it is a tenth. On a loaded machine the share has no meaning.
 LEAST_PACE = 0.55
 
-#: A process of its own, so that its own work does not count: it asks as fast as it is answered,
-#: and at the end of its input it says how often that was.
+#: A separate process, so that its own work does not count: it sends requests as fast as they are
+#: answered, and prints their number at the end of its input.
 FLOOD = """
 import socket, sys, threading
 host, port = sys.argv[1].removeprefix("http://").split(":")
@@ -109,7 +109,8 @@ async def test_a_flood_of_the_admin_address_leaves_deliveries_their_pace():
                 flooded.append(await deliveries_in_a_round(admin.app.url))
                 await flood.stdin.aclose()
                 answered = int(await flood.stdout.receive_some())
-                # What is left of the time to deliveries: there are two paces, of probes and others.
+                # The share of the time that is left to deliveries: probes and other requests are
+                # paced separately.
                 lasted = trio.current_time() - began
                 assert answered <= 2 * (BURST + REQUESTS_PER_SECOND * lasted)
             finally:
@@ -118,11 +119,11 @@ async def test_a_flood_of_the_admin_address_leaves_deliveries_their_pace():
                 await flood.stdout.aclose()
         assert (await admin.get("/readyz")).status_code == 200
     pace = statistics.median(flooded) / statistics.median(calm)
-    # Without a full-size run it is enough that the deliveries go on.
+    # Without a full-size run it is enough that the deliveries continue.
     assert not FULL or pace >= LEAST_PACE, (calm, flooded)
 
 
-async def test_slow_and_malformed_clients_end_nobody_elses_requests():
+async def test_slow_and_malformed_clients_end_no_other_requests():
     async with administered(registry(works)) as admin:
         url = admin.runtime.started.admin[0]
         slow = [await RawWire.connect(url) for _ in range(60)]
@@ -183,7 +184,7 @@ async def probe_statuses(url, rounds, source=None):
 
 
 @pytest.mark.parametrize("kind", SHORT)
-async def test_what_the_head_decides_is_answered_without_the_body(kind, monkeypatch):
+async def test_refusals_by_the_head_do_not_wait_for_the_body(kind, monkeypatch):
     patient = msgspec.structs.replace(admin_address.LIMITS, body_seconds=3600.0)
     monkeypatch.setattr(admin_address, "LIMITS", patient)
     line, status = SHORT[kind]
@@ -266,11 +267,11 @@ async def test_a_flood_of_probes_does_not_say_which_token_is_right(monkeypatch):
             assert b"detail" not in answers[0][2]
 
 
-async def test_probes_of_a_store_that_stands_still_leave_slots_to_others(monkeypatch):
+async def test_probes_of_a_hanging_store_leave_slots_to_others(monkeypatch):
     monkeypatch.setattr("sdk_trio.admin.status.PATIENCE_SECONDS", 3600.0)
     monkeypatch.setattr("sdk_trio.admin.status.FRESH_SECONDS", 0.0)
     async with administered(registry(works)) as admin:
-        monkeypatch.setattr(type(admin.runtime.receiver.store), "write_checkpoint", stand_still)
+        monkeypatch.setattr(type(admin.runtime.receiver.store), "write_checkpoint", hang)
         with ExitStack() as stack:
             for source in ("127.0.0.1", "127.0.0.2"):
                 for _ in range(70):
@@ -283,7 +284,7 @@ async def test_probes_of_a_store_that_stands_still_leave_slots_to_others(monkeyp
                     assert (await wire.answer()).status == 200
 
 
-async def stand_still(*_arguments, **_options):
+async def hang(*_arguments, **_options):
     await trio.sleep_forever()
 
 
@@ -312,7 +313,7 @@ async def test_requests_in_progress_leave_slots_to_probes(monkeypatch):
             assert (await admin.app.deliver("order.paid")).status == 200
 
 
-async def test_a_client_that_reads_no_answer_holds_up_nobody():
+async def test_a_client_that_reads_no_answer_delays_no_other():
     async with administered(registry(works)) as admin:
         with await RawWire.connect(admin.runtime.started.admin[0]) as wire:
             await wire.send(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n" * 400)

@@ -1,4 +1,4 @@
-"""What `/metrics` says, judged by promtool; that senders cannot make it grow; who reads it."""
+"""`/metrics`: its content, judged by promtool; its bounded size; its access control."""
 
 import json
 import re
@@ -170,7 +170,7 @@ async def test_metrics_ask_the_store_no_more_than_once_in_some_seconds(monkeypat
         began = trio.current_time()
         for _ in range(40):
             await admin.metrics()
-        # On a slow machine the forty take longer than one look counts.
+        # On a slow machine the forty requests take longer than one observation counts.
         assert asked <= 1 + (trio.current_time() - began) // FRESH_SECONDS
 
 
@@ -191,7 +191,7 @@ async def test_counts_are_those_of_the_store():
         assert metrics['sdk_webhook_secret_matches_total{index="0"}'] == 2
 
 
-async def test_the_age_of_the_oldest_waiting_event_is_told():
+async def test_the_age_of_the_oldest_waiting_event_is_a_metric():
     release = trio.Event()
 
     async def waits(event):
@@ -225,7 +225,7 @@ async def test_the_end_of_the_certificate_is_that_of_the_one_that_is_shown(tmp_p
         assert name not in await admin.metrics()
 
 
-async def test_the_room_on_the_disk_is_told_where_the_store_is_in_files(tmp_path):
+async def test_the_free_disk_space_is_a_metric_if_the_store_is_in_files(tmp_path):
     files = {"Storage__Backend": "Sqlite", "Storage__Path": str(tmp_path / "data")}
     async with administered(**files) as admin:
         metrics = await admin.metrics()

@@ -1,4 +1,4 @@
-"""``/api/events`` page by page, in both directions, and what can be asked for."""
+"""``/api/events`` page by page, in both directions, and its parameters."""
 
 from datetime import UTC, datetime, timedelta, timezone
 from urllib.parse import urlencode
@@ -33,7 +33,7 @@ def record(sequence):
 
 
 class Shelf:
-    """Events of which some were purged, read as a store is read."""
+    """Events, some of them purged, read through the interface of a store."""
 
     def __init__(self, sequences):
         self.sequences = sorted(sequences)
@@ -148,7 +148,7 @@ async def test_pages_lead_to_each_other_over_http(store):
         newest, links = await page("/api/events?type=order.paid&limit=3")
         assert newest == ["msg_7", "msg_6", "msg_5"]
         assert set(links) == {"next"}
-        # What arrives meanwhile moves nothing.
+        # New arrivals do not shift the pages.
         await admin.app.deliver("order.paid", webhook_id="msg_8")
         second, links = await page(links["next"]["url"])
         assert second == ["msg_4", "msg_3", "msg_2"]
@@ -179,9 +179,9 @@ async def test_events_are_chosen_by_tenant_subject_and_time(store):
         assert await found(tenant="acme") == ["msg_2", "msg_0"]
         assert await found(tenant=acme.id, order="oldest") == ["msg_0", "msg_2"]
         assert await found(subject="ord_1") == ["msg_1"]
-        answer = await admin.get("/api/events?tenant=nobody", TOKEN)
+        answer = await admin.get("/api/events?tenant=unknown", TOKEN)
         assert answer.status_code == 404
-        assert "there is no tenant 'nobody'" in answer.json()["error"]
+        assert "there is no tenant 'unknown'" in answer.json()["error"]
         records = {each["webhook_id"]: each["received_at"] for each in await admin.api("/events")}
         at = records["msg_1"]
         assert await found(since=f"{at:.6f}", until=f"{at + 0.000002:.6f}") in (["msg_1"], [])

@@ -470,9 +470,9 @@ async def test_no_message_has_a_body_a_secret_or_a_token(monkeypatch, tmp_path):
             )
             with await Wire.connect(world.target) as wire:
                 assert (await wire.post(signed)).status == 200
-            await world.told("dead_letters opened")
+            await world.has_sent("dead_letters opened")
             world.clock.ahead += 120
-            await world.told("dead_letters opened", "silence opened")
+            await world.has_sent("dead_letters opened", "silence opened")
             await until(lambda: len(collector.requests) == 4)
             stored = await world.stored()
             messages = world.provider.requests + collector.requests

@@ -33,7 +33,7 @@ OTHER_SECRET = "whsec_" + base64.b64encode(b"the older secret of a rotation..").
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch, tmp_path):
-    """Give the credentials, and let each check see the store as it is now."""
+    """Set the credentials, and let each check read the current state of the store."""
     monkeypatch.chdir(tmp_path)
     for name, value in VARIABLES.items():
         monkeypatch.setenv(name, value)
@@ -68,12 +68,12 @@ async def test_new_dead_letters(tmp_path):
     }
     async with alerted(registry(handle, enqueue=True), **keys) as world:
         assert await deliver(world) == 200
-        await world.told("dead_letters opened")
+        await world.has_sent("dead_letters opened")
         assert (await world.stored())["dead_letters"].is_open
         broken = False
         await world.runtime.receiver.store.replay(["evt_1"])
         world.runtime.wake()
-        await world.told("dead_letters opened", "dead_letters closed")
+        await world.has_sent("dead_letters opened", "dead_letters closed")
         assert not (await world.stored())["dead_letters"].is_open
 
 
@@ -84,22 +84,22 @@ async def test_dead_letters_are_new_for_one_interval():
     handlers = registry(handle, enqueue=True)
     async with alerted(handlers, Webhooks__Queue__MaxAttempts=1) as world:
         await deliver(world)
-        await world.told("dead_letters opened")
+        await world.has_sent("dead_letters opened")
         world.clock.ahead += DAY + 1
-        await world.told("dead_letters opened", "dead_letters closed")
+        await world.has_sent("dead_letters opened", "dead_letters closed")
 
 
 async def test_silence():
     async with alerted(registry(works), Alerts__SilenceMinutes=30) as world:
-        # Nothing has ever arrived, which is no silence.
+        # Nothing has ever arrived, which does not count as silence.
         world.clock.ahead += DAY
         await world.runtime.alerts.watch.check()
         assert await deliver(world) == 200
         await world.runtime.alerts.watch.check()
         world.clock.ahead += 1860
-        await world.told("silence opened")
+        await world.has_sent("silence opened")
         await deliver(world, "evt_2")
-        await world.told("silence opened", "silence closed")
+        await world.has_sent("silence opened", "silence closed")
 
 
 async def test_silence_after_the_clock_was_set_back():
@@ -111,7 +111,7 @@ async def test_silence_after_the_clock_was_set_back():
         await world.runtime.alerts.watch.check()
         assert world.messages == []
         world.clock.ahead += 1860
-        await world.told("silence opened")
+        await world.has_sent("silence opened")
 
 
 async def works(event):
@@ -127,9 +127,9 @@ async def test_an_event_that_waits_too_long():
     async with alerted(registry(handle, enqueue=True)) as world:
         await deliver(world)
         world.clock.ahead += 901
-        await world.told("oldest_waiting opened")
+        await world.has_sent("oldest_waiting opened")
         go_on.set()
-        await world.told("oldest_waiting opened", "oldest_waiting closed")
+        await world.has_sent("oldest_waiting opened", "oldest_waiting closed")
 
 
 async def check_endpoint(world):
@@ -153,19 +153,19 @@ async def test_an_endpoint_that_the_upstream_disabled_and_an_upstream_that_is_aw
         }
         async with alerted(make=make, **keys) as world:
             # The first check is the runtime's own.
-            await world.told("endpoint_disabled opened")
+            await world.has_sent("endpoint_disabled opened")
             endpoint["enabled"] = True
             await check_endpoint(world)
-            told = ["endpoint_disabled opened", "endpoint_disabled closed"]
-            await world.told(*told)
+            sent = ["endpoint_disabled opened", "endpoint_disabled closed"]
+            await world.has_sent(*sent)
             upstream.fails = lambda method, path: 500
             await check_endpoint(world)
-            told.append("sender_unreachable opened")
-            await world.told(*told)
+            sent.append("sender_unreachable opened")
+            await world.has_sent(*sent)
             upstream.fails = lambda method, path: None
             world.runtime.client.breaker.close()
             await check_endpoint(world)
-            await world.told(*told, "sender_unreachable closed")
+            await world.has_sent(*sent, "sender_unreachable closed")
 
 
 async def test_a_certificate_that_is_about_to_expire(tmp_path):
@@ -177,11 +177,11 @@ async def test_a_certificate_that_is_about_to_expire(tmp_path):
 
     soon, renewed = issue("soon.pem", 13), issue("renewed.pem", 90)
     async with alerted(Server__CertFile=soon, Server__KeyFile=soon) as world:
-        await world.told("certificate_expiry opened")
+        await world.has_sent("certificate_expiry opened")
         chosen = world.runtime.settings
         server = msgspec.structs.replace(chosen.server, cert_file=renewed, key_file=renewed)
         world.runtime.reload(msgspec.structs.replace(chosen, server=server))
-        await world.told("certificate_expiry opened", "certificate_expiry closed")
+        await world.has_sent("certificate_expiry opened", "certificate_expiry closed")
 
 
 def web_token(end):
@@ -196,12 +196,12 @@ async def test_a_token_that_is_about_to_expire():
             return full_stack(upstream, **{"AccessToken": web_token(time.time() + DAY), **keys})
 
         async with alerted(make=make) as world:
-            await world.told("token_expiry opened")
+            await world.has_sent("token_expiry opened")
             token = Secret(web_token(time.time() + 90 * DAY))
             world.runtime.reload(
                 msgspec.structs.replace(world.runtime.settings, access_token=token)
             )
-            await world.told("token_expiry opened", "token_expiry closed")
+            await world.has_sent("token_expiry opened", "token_expiry closed")
 
 
 async def test_a_secret_of_a_rotation_that_is_not_used_any_more():
@@ -210,10 +210,10 @@ async def test_a_secret_of_a_rotation_that_is_not_used_any_more():
         assert await deliver(world, "evt_1", secret=OTHER_SECRET) == 200
         world.clock.ahead += DAY + 60
         assert await deliver(world, "evt_2") == 200
-        await world.told("secret_unused opened")
+        await world.has_sent("secret_unused opened")
         assert "position 1 " in world.messages[0]["detail"]
         await deliver(world, "evt_3", secret=OTHER_SECRET)
-        await world.told("secret_unused opened", "secret_unused closed")
+        await world.has_sent("secret_unused opened", "secret_unused closed")
 
 
 @pytest.fixture
@@ -225,7 +225,7 @@ def server():
         server.remove()
 
 
-async def test_a_store_that_is_away_and_what_was_told_meanwhile(server, monkeypatch):
+async def test_an_unavailable_store_and_the_messages_sent_meanwhile(server, monkeypatch):
     monkeypatch.setenv("SDK_POSTGRES_DSN", server.empty())
     for name, seconds in {"TERM": 4.0, "MARGIN": 1.0, "RENEW": 0.5, "ASK": 0.5}.items():
         monkeypatch.setattr(f"sdk_trio.storage.term.{name}_SECONDS", seconds)
@@ -241,12 +241,12 @@ async def test_a_store_that_is_away_and_what_was_told_meanwhile(server, monkeypa
 
         await until(is_noticed)
         world.clock.ahead += 16
-        await world.told("store_unreachable opened")
-        # Without the store no term can be renewed; the host that led goes on.
+        await world.has_sent("store_unreachable opened")
+        # Without the store no term can be renewed; the host that led continues.
         await until(lambda: not world.runtime.leads)
         await world.runtime.alerts.watch.check()
         await trio.to_thread.run_sync(server.start)
-        await world.told("store_unreachable opened", "store_unreachable closed")
+        await world.has_sent("store_unreachable opened", "store_unreachable closed")
 
         async def is_written():
             await world.runtime.alerts.watch.check()
@@ -265,10 +265,10 @@ async def test_a_clock_that_differs_from_the_database(server, monkeypatch):
         monkeypatch.setattr("sdk_trio.storage.sql.reads.clock.wall", lambda: wall() + moved)
         await until(lambda: world.runtime.leads)
         moved = 90.0
-        await world.told("clock_offset opened")
+        await world.has_sent("clock_offset opened")
         assert "by 90 s" in world.messages[0]["detail"]
         moved = 0.0
-        await world.told("clock_offset opened", "clock_offset closed")
+        await world.has_sent("clock_offset opened", "clock_offset closed")
 
 
 async def test_replicas_that_are_behind(tmp_path, monkeypatch):
@@ -301,8 +301,8 @@ async def test_replicas_that_are_behind(tmp_path, monkeypatch):
         try:
             await until(lags)
             world.clock.ahead += 61
-            await world.told("replication_lag opened")
+            await world.has_sent("replication_lag opened")
         finally:
             os.kill(overseer.supervisor.pid, signal.SIGCONT)
         await until(works_again)
-        await world.told("replication_lag opened", "replication_lag closed")
+        await world.has_sent("replication_lag opened", "replication_lag closed")

@@ -166,13 +166,13 @@ async def test_it_runs_once_at_a_time():
 
 
 @on_asyncio
-async def test_before_its_start_the_log_says_what_to_give_the_application(caplog):
+async def test_before_its_start_the_log_names_the_missing_lifespan(caplog):
     assert await post(threaded()) == 503
     assert "lifespan=receiver.lifespan" in caplog.text
 
 
 @on_asyncio
-async def test_what_the_drain_does_not_finish_is_there_after_the_next_start(tmp_path):
+async def test_events_that_the_drain_does_not_finish_remain_for_the_next_start(tmp_path):
     begun = threading.Event()
 
     async def forever(event):
@@ -495,7 +495,7 @@ async def test_asyncio_handlers_run_on_the_loop_of_the_server():
 
 @on_asyncio
 @pytest.mark.parametrize("error", [ValueError, SystemExit, asyncio.CancelledError])
-async def test_whatever_an_asyncio_handler_raises_fails_its_run_and_not_the_server(error):
+async def test_an_exception_of_an_asyncio_handler_fails_its_run_and_not_the_server(error):
     async def fails(event):
         raise error("mine")
 
@@ -520,7 +520,7 @@ def overrun(monkeypatch):
 
 @on_asyncio
 async def test_an_asyncio_handler_is_cancelled_at_its_deadline_and_waited_for(overrun):
-    told = []
+    noted = []
 
     async def slow(event):
         overrun(receiver)
@@ -528,13 +528,13 @@ async def test_an_asyncio_handler_is_cancelled_at_its_deadline_and_waited_for(ov
             await asyncio.sleep(PATIENCE)
         except asyncio.CancelledError:
             await asyncio.sleep(0.05)
-            told.append("cancelled")
+            noted.append("cancelled")
             raise
 
     receiver = threaded(registry(slow, asyncio=True))
     async with receiver.lifespan():
         assert await post(receiver) == 500
-        assert told == ["cancelled"]
+        assert noted == ["cancelled"]
 
 
 @on_asyncio
@@ -564,25 +564,25 @@ async def test_asyncio_handlers_are_refused_where_there_is_no_such_loop():
 
 @on_asyncio
 async def test_in_front_of_an_application_it_takes_its_path_and_its_lifespan():
-    told = []
+    noted = []
 
     async def hello(request):
         return PlainTextResponse("hello")
 
     def within(app):
-        return lifespan_of(told)
+        return lifespan_of(noted)
 
     receiver = threaded(registry(works))
     inner = Starlette(routes=[Route("/hello", hello)], lifespan=within)
     application = receiver.in_front_of(inner)
     async with asgi_lifespan(application):
-        assert (receiver.ready, told) == (True, ["started"])
+        assert (receiver.ready, noted) == (True, ["started"])
         assert await post(application) == 200
         async with httpx.AsyncClient(
             transport=httpx.ASGITransport(application), base_url="http://test"
         ) as client:
             assert (await client.get("/hello")).text == "hello"
-    assert (receiver.ready, told) == (False, ["started", "ended"])
+    assert (receiver.ready, noted) == (False, ["started", "ended"])
 
 
 @on_asyncio
@@ -599,7 +599,7 @@ async def test_in_front_of_an_application_without_a_lifespan():
 
 
 @on_asyncio
-async def test_a_start_that_fails_is_told_to_the_server(tmp_path):
+async def test_a_failed_start_is_reported_to_the_server(tmp_path):
     keys = {"Storage__Backend": "Sqlite", "Storage__Path": str(tmp_path)}
     one, two = (threaded(**keys) for _ in range(2))
     async with one.lifespan():
@@ -613,14 +613,14 @@ async def test_a_start_that_fails_is_told_to_the_server(tmp_path):
 
 
 class lifespan_of:  # noqa: N801 - a context manager
-    def __init__(self, told):
-        self.told = told
+    def __init__(self, noted):
+        self.noted = noted
 
     async def __aenter__(self):
-        self.told.append("started")
+        self.noted.append("started")
 
     async def __aexit__(self, *error):
-        self.told.append("ended")
+        self.noted.append("ended")
 
 
 class asgi_lifespan:  # noqa: N801 - a context manager
@@ -653,7 +653,7 @@ class asgi_lifespan:  # noqa: N801 - a context manager
 
 
 @on_asyncio
-async def test_the_plain_receiver_says_on_asyncio_what_to_use(caplog):
+async def test_the_plain_receiver_names_the_alternative_on_asyncio(caplog):
     receiver = WebhookReceiver(settings(), registry(works))
     request = Request(receiver)
     request.body(b"{}")

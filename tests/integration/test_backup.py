@@ -65,7 +65,7 @@ class Place:
             directory.mkdir(mode=0o700)
 
     def choose(self, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
-        """Return what the command line is given for this store."""
+        """Return the command-line arguments for this store."""
         if self.database is not None:
             monkeypatch.setenv("SDK_POSTGRES_DSN", self.database.dsn)
         return self.words
@@ -165,7 +165,7 @@ def test_a_backup_under_load_has_all_that_was_acknowledged_before(
             await inbox.finish(key, Done(), now=5002.0)
 
     def show(_: ByteProgress, *step: object) -> None:
-        """Have deliveries go on between any two steps of the backup."""
+        """Deliver events between any two steps of the backup."""
         wanted = len(acknowledged) + 20
         wait_until(lambda: len(acknowledged) >= wanted)
 
@@ -211,7 +211,7 @@ def test_tables_of_the_application_come_back_with_the_file(
     connection = apsw.Connection(str(command_line.data / "inbox.db"))
     assert connection.execute("SELECT name FROM access").get == "ada"
     connection.close()
-    # PostgreSQL takes the store alone, and says so.
+    # PostgreSQL takes only the store, and the output mentions that.
     empty_database(monkeypatch)
     restored = command_line("storage", "restore", str(saved), *ON_POSTGRES)
     assert (restored.status, "the tables access" in restored.err) == (0, True)
@@ -348,7 +348,7 @@ def _changed(saved: Path, **fields: object) -> None:
             tar.addfile(member, io.BytesIO(body))
 
 
-def test_a_backup_of_another_version_says_who_made_it(
+def test_a_backup_of_another_version_names_its_program(
     command_line: CommandLine, saved: Path
 ) -> None:
     command_line.seed(("msg_1", DeliveryState.DONE))

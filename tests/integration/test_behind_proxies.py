@@ -47,7 +47,7 @@ async def test_the_senders_address_and_scheme_are_known_and_cannot_be_forged(kin
         ]
         for headers in forgeries:
             assert (await proxy.post(signed(), headers, source=STRANGER)).status_code == 403
-        # What a sender writes about itself does not keep it out either.
+        # A sender's own forwarding headers do not keep it out either.
         for headers in ({"X-Forwarded-Proto": "http"}, {"Forwarded": "for=x;;;"}, *forgeries):
             assert (await proxy.post(signed(), headers, source=ALLOWED)).status_code == 200
 
@@ -69,9 +69,9 @@ async def test_rates_are_counted_for_each_sender(kind, tmp_path):
 
 
 @PROXIES
-async def test_who_is_no_proxy_is_not_believed_directly(kind, tmp_path):
-    # The proxy reaches the receiver from the same address as anybody on this machine, so the
-    # stranger needs one of its own.
+async def test_forwarding_headers_of_a_client_that_is_no_proxy_are_ignored(kind, tmp_path):
+    # The proxy has the same address as every client on this machine, so the stranger needs another
+    # address.
     async with (
         behind(Server__TrustedProxies=["127.0.0.1"], Server__Bind=["0.0.0.0:0"]) as app,
         running(kind, tmp_path, address_of(app)) as proxy,

@@ -28,7 +28,7 @@ def load(monkeypatch):
 
 
 class StallingServer:
-    """Answers one request after the other at once, but for one of them, before which it stands.
+    """Answers one request after the other at once, except one, before which it stalls.
 
     ``stalled_at`` is the Unix time at which it came to that one.
     """
@@ -77,7 +77,7 @@ def stalling_server() -> Iterator[StallingServer]:
 
 
 def generate(**load: object) -> dict:
-    """Run the generator as the benchmark does, and return what it measured."""
+    """Run the load generator as the benchmark does, and return its measurements."""
     ran = subprocess.run(
         [sys.executable, str(BENCHMARKS / "load.py"), json.dumps({"path": "/", **load})],
         input="go\n",

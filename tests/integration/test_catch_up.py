@@ -133,7 +133,7 @@ async def test_a_refund_that_was_handled_is_not_followed_by_its_payment():
         assert both == ["order.created", "order.paid", "order.refunded", "order.updated"]
 
 
-async def test_what_may_have_been_handled_before_the_inbox_began_is_left_out():
+async def test_changes_from_before_the_inbox_existed_are_omitted():
     async with shop() as place, place.running():
         upstream, now = place.upstream, place.clock()
         upstream.change("orders", order("ord_first", created=now), "order.created")
@@ -156,7 +156,7 @@ async def test_what_may_have_been_handled_before_the_inbox_began_is_left_out():
         }
 
 
-async def test_what_retention_may_have_removed_is_not_put_again():
+async def test_events_that_retention_may_have_removed_are_not_put_again():
     async with shop() as place, place.running():
         upstream, now = place.upstream, place.clock()
         upstream.change("orders", order("ord_old", created=now - 50 * DAY))

@@ -86,7 +86,7 @@ async def test_raw_is_the_answer_as_it_came(run):
 
 @pytest.mark.parametrize("option", [(), ("--raw",)])
 async def test_an_export_writes_no_control_characters_into_a_terminal(run, monkeypatch, option):
-    """Customers choose their names, and an export holds them as they are."""
+    """Customers choose their names, and an export contains them unchanged."""
     run.upstream.export = "name\r\n\x1b]0;owned\x07Ada\u202e\x9b2J\rx\r\n".encode()
     piped = await run("call", "orders", "export", *option)
     assert "\x1b]0;owned" in piped.out
@@ -120,7 +120,7 @@ async def test_wrong_words_are_a_usage_error_and_nothing_is_sent(run, words, mes
     assert run.upstream.calls == []
 
 
-async def test_what_the_upstream_refuses_has_its_status_and_request_id(run, monkeypatch):
+async def test_a_refusal_of_the_upstream_shows_its_status_and_request_id(run, monkeypatch):
     missing = await run("call", "orders", "get", "ord_99")
     assert missing.status == 1
     assert "GET /orders/ord_99: 404 ResourceNotFound (request id req_7)" in missing.err
@@ -133,7 +133,7 @@ async def test_what_the_upstream_refuses_has_its_status_and_request_id(run, monk
     assert TOKEN not in denied.err + missing.err
 
 
-async def test_without_a_token_it_says_where_to_put_it(run, monkeypatch):
+async def test_without_a_token_it_names_the_setting(run, monkeypatch):
     monkeypatch.delenv("SDK__ACCESSTOKEN")
     answer = await run("call", "orders", "list")
     assert answer.status == 78

@@ -48,7 +48,7 @@ async def run(tmp_path, monkeypatch, capsys):
             yield run
 
 
-async def test_it_puts_what_changed_once_and_a_dry_run_puts_nothing(run):
+async def test_it_puts_each_change_once_and_a_dry_run_puts_nothing(run):
     await trio.to_thread.run_sync(run.command_line.seed, ("evt_seen", DeliveryState.DONE))
     upstream, now = run.upstream, Clock()()
     upstream.organization.subscribed = ("order.paid", "order.updated")

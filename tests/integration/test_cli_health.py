@@ -14,7 +14,7 @@ from sdk_trio.runtime import Runtime
 
 
 async def health(*words):
-    """Run the command in a thread and return its status and what it printed."""
+    """Run the command in a thread and return its exit status and output."""
     out, err = io.StringIO(), io.StringIO()
 
     def run():
@@ -26,7 +26,7 @@ async def health(*words):
 
 
 @pytest.mark.parametrize("bind", ["127.0.0.1:0", "unix:{}/admin.sock"])
-async def test_it_says_whether_the_daemon_lives_and_takes_deliveries(tmp_path, bind):
+async def test_it_reports_whether_the_daemon_runs_and_accepts_deliveries(tmp_path, bind):
     keys = {"Admin__Enabled": True, "Admin__Bind": bind.format(tmp_path)}
     runtime = Runtime(
         settings(Server__ShutdownDelaySeconds=30, Storage__Path=str(tmp_path / "data"), **keys),
@@ -40,7 +40,7 @@ async def test_it_says_whether_the_daemon_lives_and_takes_deliveries(tmp_path, b
             assert await health("--url", url, "--ready") == (0, "/readyz 200\n")
             if bind.startswith("unix:"):
                 assert (await health("--set", f"Sdk:Admin:Bind={url}"))[0] == 0
-            # Readiness fails from the first moment on, and the rest goes on.
+            # Readiness fails at once, and everything else continues.
             runtime.shut_down("test")
             assert await health("--url", url, "--ready") == (1, "/readyz 503\n")
             assert await health("--url", url) == (0, "/livez 200\n")

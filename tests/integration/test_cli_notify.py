@@ -70,7 +70,7 @@ def test_preview_of_a_tenant(command_line):
     assert "none" in unknown.err
 
 
-def test_preview_steers_no_terminal(command_line):
+def test_preview_writes_no_control_characters(command_line):
     key = f"{NOTIFICATIONS}:Templates:Deleted:EmailBody"
     answer = command_line(
         "notify", "preview", "--transition", "Deleted", "--set", f"{key}=a\x1b[2Jb\u202ec"
@@ -91,7 +91,7 @@ def test_test_sends_a_real_email(command_line, monkeypatch):
     assert EMAIL.encode() in body
 
 
-def test_test_of_a_wrong_credential_says_where_to_look(command_line, monkeypatch):
+def test_test_of_a_wrong_credential_names_what_to_check(command_line, monkeypatch):
     monkeypatch.setenv("SMS_ACCOUNT_SID", VARIABLES["SMS_ACCOUNT_SID"])
     monkeypatch.setenv("SMS_AUTH_TOKEN", "wrong-token")
     with listening(401, b'{"code": 20003, "message": "Authenticate"}') as (url, _):
@@ -194,7 +194,7 @@ def test_check_run_and_doctor_refuse_the_same(command_line, monkeypatch, words, 
     monkeypatch.setenv("SHORT", "planted")
     chosen = [f"--set={name}={text}" for name, text in {**GOOD, key: value}.items()]
     answer = command_line(*words, "--standalone", *chosen)
-    # Doctor looks at the rest as well where the settings can be read, and ends with 1.
+    # Doctor also checks the rest if the settings can be read, and exits with 1.
     assert answer.status in ((1, 78) if words[0] == "doctor" else (78,))
     assert said in " ".join((answer.out + answer.err).split())
     assert "planted" not in answer.out + answer.err

@@ -126,7 +126,7 @@ def described(error):
     return type(error), str(error), [getattr(error, name, None) for name in fields]
 
 
-def test_an_open_circuit_says_so_to_any_thread(client):
+def test_an_open_circuit_is_visible_to_any_thread(client):
     for _ in range(5):
         with pytest.raises(ServerError):
             client.request("GET", "/status/500")
@@ -167,7 +167,7 @@ def test_a_failure_shows_no_body_and_no_token_in_its_variables(client):
         assert secret not in repr(variables)
 
 
-def test_nobody_listens(upstream):
+def test_no_server_listens(upstream):
     settings = settings_of(upstream, MaxRetries=0, CustomBaseUrl="http://127.0.0.1:1")
     with SyncClient(settings) as client, pytest.raises(ConnectionFailedError):
         client.orders.get("1")
@@ -205,7 +205,7 @@ def test_it_works_under_a_running_loop_by_blocking_it(client):
 
 
 def test_the_context_of_the_caller_holds_in_the_call(client):
-    name = contextvars.ContextVar("name", default="nobody")
+    name = contextvars.ContextVar("name", default="unknown")
     seen = []
     client.on_attempt(lambda record: seen.append((name.get(), threading.current_thread().name)))
     name.set("ada")
@@ -213,7 +213,7 @@ def test_the_context_of_the_caller_holds_in_the_call(client):
     assert seen == [("ada", "sdk-trio-client")]
 
 
-def test_a_hook_that_calls_the_client_is_told_instead_of_waiting_for_itself(client):
+def test_a_hook_that_calls_the_client_gets_an_error_instead_of_a_deadlock(client):
     seen = []
 
     @client.on_attempt
@@ -234,7 +234,7 @@ def threads():
 
 
 def wait_for_threads():
-    """Wait until the threads of clients that nobody refers to have ended.
+    """Wait until the threads of unreferenced clients have ended.
 
     The last one who refers to a client may be its own thread, at the end of a call.
     """
@@ -260,7 +260,7 @@ def test_it_opens_with_its_first_call_and_is_closed_for_good(upstream):
             call("ord_1")
 
 
-def test_what_is_under_way_ends_with_an_error_when_the_client_closes(upstream):
+def test_calls_in_progress_fail_when_the_client_closes(upstream):
     client = SyncClient(settings_of(upstream))
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(client.request, "GET", "/silent")
@@ -273,7 +273,7 @@ def test_what_is_under_way_ends_with_an_error_when_the_client_closes(upstream):
 
 
 class Hanging(httpx.AsyncBaseTransport):
-    """Never answers, like connections of somebody else's that ending the client does not end."""
+    """Never answers, like a foreign connection that closing the client does not end."""
 
     def __init__(self):
         self.asked = threading.Semaphore(0)
@@ -321,7 +321,7 @@ def test_many_calls_that_a_closing_client_meets_end_as_calls_of_a_closed_client(
     assert set(ended) <= {"under way", "the client is closed: create a new one"}
 
 
-def test_what_is_being_read_ends_with_the_client_and_leaving_it_is_no_error(upstream):
+def test_a_body_being_read_ends_with_the_client_and_leaving_it_is_no_error(upstream):
     wait_for_threads()
     client = SyncClient(settings_of(upstream))
     with client.stream("GET", "/orders/export") as answer:
@@ -333,13 +333,13 @@ def test_what_is_being_read_ends_with_the_client_and_leaving_it_is_no_error(upst
     assert threads() == []
 
 
-def test_a_client_that_nobody_refers_to_ends_its_thread(upstream):
+def test_an_unreferenced_client_ends_its_thread(upstream):
     orders = [order.id for order in SyncClient(settings_of(upstream)).orders.list(limit=2)]
     assert len(orders) == len(ORDERS), "a list keeps its client alive"
     wait_for_threads()
 
 
-def test_a_client_that_cannot_open_says_why_and_may_be_tried_again(upstream):
+def test_a_client_that_cannot_open_gives_the_reason_and_may_be_retried(upstream):
     class Broken(trio.abc.AsyncResource):
         async def __aenter__(self):
             raise OSError("no such luck")
@@ -399,7 +399,7 @@ thread.start()
 opening.wait()
 child = os.fork()
 if child == 0:
-    signal.alarm(30)  # a child that waits for a thread of its parent's waits for ever
+    signal.alarm(30)  # a child that waits for a thread of its parent would hang
     try:
         client.orders.get("ord_1")
     except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""Dials that hang, fail or come too late: they are raced, bounded, and counted once each."""
+"""Dials that hang, fail or are late: they are raced, bounded, and counted once each."""
 
 import contextlib
 import functools
@@ -185,7 +185,7 @@ async def test_a_failed_dial_that_a_hundred_wait_for_costs_none_of_them_an_attem
         assert upstream.requests == 100
 
 
-async def test_where_every_dial_fails_all_who_wait_are_told_and_it_is_one_failure(refusing):
+async def test_if_every_dial_fails_all_waiting_requests_fail_as_one_failure(refusing):
     errors = []
     async with client_of(1, dial=dialling(refusing)) as client:
 
@@ -248,7 +248,7 @@ async def test_an_address_that_hangs_is_left_for_another_one_of_the_name():
 
 
 @pytest.mark.parametrize("protocol", ["h1", "h2"])
-async def test_where_everything_hangs_a_request_ends_by_the_time_to_connect(
+async def test_if_every_dial_hangs_a_request_ends_at_the_connect_timeout(
     protocol, lost, monkeypatch
 ):
     monkeypatch.setattr(pool, "CONNECT_SECONDS", 2.5)
@@ -333,7 +333,7 @@ async def test_waiting_for_a_connection_of_ours_says_nothing_about_the_upstream(
 
 
 async def test_a_connection_that_falls_silent_is_one_failure():
-    """A network drops everything without a word; every call notices by its own timeout."""
+    """A network drops everything silently; every call notices by its own timeout."""
     errors = []
     async with (
         upstream_of("h2") as upstream,

@@ -1,4 +1,4 @@
-"""What people mock httpx with serves the client, as the page on testing says."""
+"""The usual mocks of httpx work with the client, as the page on testing describes."""
 
 import httpx
 import pytest

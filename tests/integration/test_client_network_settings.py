@@ -1,4 +1,4 @@
-"""What lies between client and upstream, as settings: a proxy, authorities, a certificate."""
+"""Settings of the network between client and upstream: a proxy, authorities, a certificate."""
 
 import ssl
 
@@ -77,7 +77,7 @@ async def test_every_connection_goes_through_the_proxy(files, monkeypatch, http2
             serving(upstream, handler, context=context),
             proxying(credentials=credentials) as proxy,
         ):
-            # A name that nobody here resolves: that is the proxy's business.
+            # A name that cannot be resolved here: the proxy resolves it.
             settings = settings_of(
                 upstream.port,
                 "upstream.invalid",

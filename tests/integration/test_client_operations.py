@@ -203,7 +203,8 @@ async def sent_by_us(client: Client, operation: Operation, case: Case) -> httpx.
 
 
 def seen(request: httpx.Request) -> tuple[Any, ...]:
-    """What the upstream gets: method, raw path, query as a multiset, media type, JSON body."""
+    """A request as the upstream gets it: method, raw path, query as a multiset, media type, JSON
+    body."""
     path, _, query = request.url.raw_path.partition(b"?")
     content = request.content
     return (
@@ -347,7 +348,7 @@ def test_every_operation_is_found_by_its_name(words: str) -> None:
         ("customer portal", "customer_portal.wallets.get"),
     ],
 )
-def test_unknown_operations_say_what_was_meant(words: str, near: str) -> None:
+def test_unknown_operations_suggest_similar_names(words: str, near: str) -> None:
     with pytest.raises(UnknownOperationError) as caught:
         find_operation(words)
     assert near in caught.value.near

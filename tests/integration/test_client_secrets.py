@@ -1,4 +1,4 @@
-"""What reports a failure with the variables of its frames shows no secret of the call.
+"""Error reports that include the variables of frames show no secret of a call.
 
 The planted values are constants of this module, so that no frame of a test has them as locals.
 """
@@ -95,7 +95,7 @@ def assert_hidden(error, reports=reports):
 
 
 async def failure(function):
-    """What ``function`` raises, without a frame of the test that would hold anything."""
+    """Return the exception of ``function``, without frames of the test that hold secrets."""
     try:
         with trio.fail_after(30):
             await function()
@@ -107,7 +107,7 @@ async def failure(function):
 
 
 async def assert_each_way_is_hidden(client):
-    """Go every way into the client, and look at what comes of those that fail."""
+    """Use every entrance of the client, and check the failing calls."""
 
     async def streamed():
         async with client.stream("POST", "/x", **ARGUMENTS) as response:
@@ -285,7 +285,7 @@ async def test_http1(data):
     upstream = Upstream()
     async with serving(upstream, raw_answer(data)), Client(settings(upstream.port)) as client:
         await assert_each_way_is_hidden(client)
-    async with Client(settings(upstream.port)) as client:  # nobody listens any more
+    async with Client(settings(upstream.port)) as client:  # no server listens any more
         await assert_each_way_is_hidden(client)
 
 

@@ -82,7 +82,7 @@ async def test_a_write_that_left_has_an_unknown_outcome(mock_clock):
     assert caught.value.attempts == 1
 
 
-async def test_where_nobody_listens_every_method_is_tried_again():
+async def test_if_no_server_listens_every_method_is_retried():
     with trio.socket.socket() as unused:
         await unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
@@ -141,7 +141,7 @@ async def test_a_read_under_way_when_the_client_closes_ends_with_an_error_of_cal
     assert "closed" in str(error)
 
 
-async def test_under_asyncio_the_client_says_what_it_needs():
+async def test_under_asyncio_the_client_explains_that_it_needs_trio():
     async def main():
         async with Client(settings(1), httpx.MockTransport(lambda request: None)):
             raise AssertionError("it opened")

@@ -53,7 +53,8 @@ async def client_of(upstream, handler=None, **options):
 
 
 def scripted(*answers):
-    """A handler that reads one request an answer, and sends the answers' bytes as they are."""
+    """Return a handler that reads a request for each answer, and sends the bytes of ``answers``
+    unchanged."""
 
     async def handle(stream):
         for answer in answers:
@@ -80,7 +81,7 @@ async def test_a_connection_is_kept_and_used_again():
         assert client.pool.statistics.idle == 1
 
 
-async def test_no_more_connections_than_the_cap_and_everybody_is_served():
+async def test_no_more_connections_than_the_cap_and_every_request_is_served():
     upstream = Upstream()
     async with client_of(upstream, max_connections_per_server=7) as client:
         async with trio.open_nursery() as nursery:
@@ -90,7 +91,7 @@ async def test_no_more_connections_than_the_cap_and_everybody_is_served():
         assert upstream.most_connections == 7
 
 
-async def test_the_cap_counts_per_host_and_an_idle_connection_makes_room():
+async def test_the_cap_counts_per_host_and_an_idle_connection_gives_way():
     first, second = Upstream(), Upstream()
     async with (
         client_of(first, max_connections_per_server=1) as client,
@@ -401,7 +402,7 @@ async def test_answers_end_where_they_say(answer, body, kept):
         assert client.pool.statistics.connections == int(kept)
 
 
-async def test_the_answer_to_head_has_no_body_whatever_its_headers_say():
+async def test_the_answer_to_head_has_no_body_regardless_of_its_headers():
     upstream = Upstream()
     answer = b"HTTP/1.1 200 OK\r\ncontent-length: 500\r\n\r\n"
     async with client_of(upstream, scripted(answer, answer)) as client:
@@ -447,19 +448,19 @@ async def test_tls_with_an_authority_of_its_own_and_without():
                 await client.post(url)
 
 
-async def test_what_is_raised_inside_leaves_as_it_is():
+async def test_an_exception_inside_leaves_unchanged():
     with pytest.raises(ZeroDivisionError):
         async with Transport(ConnectionOptions()):
             _ = 1 / 0
 
 
-async def test_outside_its_context_the_transport_says_so():
+async def test_outside_its_context_the_transport_raises_an_error():
     transport = Transport(ConnectionOptions())
     with pytest.raises(RuntimeError, match="async with"):
         await transport.handle_async_request(httpx.Request("GET", "http://127.0.0.1/"))
 
 
-async def test_closing_fails_what_waits_and_what_is_under_way():
+async def test_closing_fails_waiting_and_running_requests():
     outcomes = []
     async with client_of(Upstream(), max_connections_per_server=1) as client:
 
@@ -478,7 +479,7 @@ async def test_closing_fails_what_waits_and_what_is_under_way():
         assert sorted(outcomes, key=str) == [httpx.ReadError, TransportClosed]
 
 
-async def test_the_caller_is_told_before_a_request_leaves():
+async def test_the_caller_is_notified_before_a_request_is_sent():
     upstream = Upstream()
     async with client_of(upstream) as client:
         seen = []
@@ -488,7 +489,7 @@ async def test_the_caller_is_told_before_a_request_leaves():
         assert seen == [0]
 
 
-async def test_the_caller_is_not_told_of_a_request_that_never_left():
+async def test_the_caller_is_not_notified_of_a_request_that_was_never_sent():
     async with (
         client_of(Upstream(), max_connections_per_server=1) as client,
         trio.open_nursery() as nursery,
@@ -535,7 +536,7 @@ async def test_the_zone_of_an_address_is_dialled_and_not_sent():
     assert b"\r\nHost: [fe80::1]:8080\r\n" in heads[0]
 
 
-async def test_under_asyncio_it_says_what_it_needs():
+async def test_under_asyncio_it_explains_that_it_needs_trio():
     async def main():
         async with Transport(ConnectionOptions()):
             raise AssertionError("it opened")
@@ -545,7 +546,7 @@ async def test_under_asyncio_it_says_what_it_needs():
 
 
 async def test_a_body_is_read_in_each_of_the_ways_that_httpx_has():
-    """The transport's own reading of a body is told from httpx's by nothing but its time."""
+    """The transport's own reading of a body differs from httpx's only in its time."""
     upstream = Upstream()
     async with client_of(upstream) as client:
         async with client.stream("GET", "/") as response:

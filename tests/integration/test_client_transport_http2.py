@@ -209,7 +209,7 @@ async def test_a_storm_of_cancellations_leaves_nothing_in_use():
         assert (await client.get("/")).status_code == 200
 
 
-async def test_cancelling_everything_at_once_still_tells_the_server():
+async def test_cancelling_everything_at_once_still_resets_the_streams():
     upstream = Upstream()
     async with serving(upstream, http2_handler(upstream), context=AUTHORITY.server_context("h2")):
         with trio.CancelScope() as scope:
@@ -251,7 +251,7 @@ async def test_a_reader_that_stalls_does_not_stop_the_others():
         assert upstream.connections == 1
 
 
-async def test_the_answer_to_head_has_no_body_whatever_its_headers_say():
+async def test_the_answer_to_head_has_no_body_regardless_of_its_headers():
     async with client_of(Upstream()) as client:
         response = await client.head("/size/1000")
         assert (response.headers["content-length"], response.content) == ("1000", b"")
@@ -314,7 +314,7 @@ async def test_an_idle_connection_is_closed_without_another_request():
 
 
 async def test_a_graceful_goodbye_loses_no_request():
-    # Posts, which are not repeated: each has to be answered where it was sent.
+    # Posts, which are not repeated: each must be answered on its own connection.
     upstream = Upstream()
     async with client_of(upstream, http2_handler(upstream, goaway_after=20)) as client:
 
@@ -336,11 +336,11 @@ async def test_a_server_that_closes_fails_all_streams_at_once():
 
     closing = trio.CancelScope()
 
-    async def close_when_told(stream):
+    async def close_on_request(stream):
         with closing if upstream.connections == 1 else trio.CancelScope():
             await http2_handler(upstream)(stream)
 
-    async with client_of(upstream, close_when_told) as client:
+    async with client_of(upstream, close_on_request) as client:
         outcomes = []
 
         async def get():
@@ -430,7 +430,7 @@ async def test_a_frame_announced_as_too_large_fails_the_call_at_once(pieces, siz
         assert upstream.connections == 2
 
 
-async def test_text_in_place_of_the_settings_is_a_failed_connection_that_says_why():
+async def test_text_instead_of_the_settings_frame_is_a_failed_connection_with_the_reason():
     upstream = Upstream()
 
     async def handle(stream):
@@ -504,7 +504,7 @@ async def test_of_te_only_trailers_is_sent():
 
 
 async def test_a_request_that_the_socket_does_not_take_at_once_arrives_whole():
-    """What is left of a request that is alone goes to the writer, with what is queued behind it."""
+    """The unsent rest of a single request is passed to the writer, with later frames after it."""
     ours, theirs = trio.socket.socketpair()
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)
     theirs.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4608)

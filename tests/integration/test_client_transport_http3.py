@@ -30,7 +30,7 @@ AUTHORITY = Authority()
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch):
-    """Let nobody give up HTTP/3 because this machine is slow."""
+    """Keep requests from giving up HTTP/3 because this machine is slow."""
     monkeypatch.setattr(http3_origins, "ATTEMPT_SECONDS", 30)
     monkeypatch.setattr("sdk_trio.net.http3.SILENCE_SECONDS", 30)
 
@@ -207,7 +207,7 @@ async def test_a_failure_is_forgotten_after_a_while(monkeypatch):
 async def test_an_untrusted_certificate_is_refused(monkeypatch):
     monkeypatch.setattr(http3_origins, "ATTEMPT_SECONDS", 0.5)
     async with both(trusts=Authority()) as (upstream, client):
-        with pytest.raises(httpx.ConnectError):  # and nobody listens at the TCP port
+        with pytest.raises(httpx.ConnectError):  # and no server listens at the TCP port
             await client.get("/")
         assert upstream.requests == 0
 
@@ -226,7 +226,7 @@ async def test_a_server_that_vanished_costs_one_request(monkeypatch):
             assert (await client.get("/")).http_version == "HTTP/3"
 
 
-def test_without_the_extra_it_says_what_to_install(monkeypatch):
+def test_without_the_extra_it_names_the_package_to_install(monkeypatch):
     monkeypatch.delitem(sys.modules, "sdk_trio.net.http3", raising=False)
     monkeypatch.delattr("sdk_trio.net.http3", raising=False)
     monkeypatch.setitem(sys.modules, "aioquic", None)

@@ -1,4 +1,4 @@
-"""What editors and type checkers know of the client: mypy, pyright and its language server say it.
+"""The client's types for editors and type checkers: mypy, pyright and its language server.
 
 pyright comes from npm (`make emulators`), since its own package downloads it when it is run.
 """

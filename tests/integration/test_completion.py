@@ -50,7 +50,7 @@ def test_bash_completes_commands_options_and_values(tmp_path):
         ]
     ran = subprocess.run(
         [program("bash"), "--norc", "-eu", "-o", "pipefail", "-c", "\n".join(lines)],
-        env={"PATH": ""},  # no program is started while somebody types
+        env={"PATH": ""},  # no program is started during completion
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -99,7 +99,7 @@ def test_zsh_registers_the_script(tmp_path):
     assert ran.stdout == "_shtab_sdk_trio\n"
 
 
-def test_without_the_extra_it_says_what_to_install(command_line, monkeypatch):
+def test_without_the_extra_it_names_the_package_to_install(command_line, monkeypatch):
     monkeypatch.setitem(sys.modules, "shtab", None)
     answer = command_line("completion", "bash")
     assert (answer.status, answer.out) == (69, "")

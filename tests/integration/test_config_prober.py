@@ -1,4 +1,4 @@
-"""What settings refer to on the machine: files, directories, variables."""
+"""Things on the machine that settings refer to: files, directories, variables."""
 
 import subprocess
 from pathlib import Path
@@ -104,7 +104,7 @@ def test_unset_variables_are_warnings_where_they_are_used(tmp_path: Path) -> Non
     assert len(probed(tmp_path, overrides, BLOB_STORE_KEY="", EMAIL_API_KEY="k").warnings) == 1
 
 
-def test_the_dsn_is_asked_for_by_its_backend_alone(tmp_path: Path) -> None:
+def test_only_its_backend_needs_the_dsn(tmp_path: Path) -> None:
     assert probed(tmp_path, {}).warnings == ()
     (warning,) = probed(tmp_path, {"Sdk:Storage:Backend": "Postgres"}).warnings
     assert warning.key == "Sdk:Storage:PostgresDsnEnvVar"
@@ -159,7 +159,7 @@ def test_a_key_that_the_replicator_would_misread_is_a_warning(tmp_path: Path, va
     assert probed(tmp_path, overrides, BLOB_STORE_KEY='a#b: "c"\\{}==').warnings == ()
 
 
-def test_a_relative_directory_counts_from_where_the_program_runs(
+def test_a_relative_directory_starts_at_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     odd = tmp_path / "odd#name"

@@ -225,7 +225,7 @@ def test_a_missing_file_and_a_directory_are_problems(folder: Path) -> None:
     assert [problem.origin for problem in found] == [str(folder / "none.json"), str(folder)]
 
 
-def test_what_a_broken_file_would_have_set_is_not_called_missing(folder: Path) -> None:
+def test_keys_of_a_broken_file_are_not_reported_as_missing(folder: Path) -> None:
     path = write(folder / "a.json", "{")
     loaded = read_settings(path, environ={"SDK__TIMEOUTMS": "1"}, secrets_directory=folder / "s")
     assert [problem.key for problem in loaded.problems] == ["Sdk", "Sdk:TimeoutMs"]
@@ -299,7 +299,7 @@ def test_any_bytes_in_any_file_are_read_or_reported(
     assert (loaded.settings is None) == bool(loaded.problems)
 
 
-def test_a_dotenv_that_is_not_read_is_told_where_it_is_missed(folder: Path) -> None:
+def test_an_unread_dotenv_is_named_where_its_value_is_missing(folder: Path) -> None:
     write(folder / ".env", f"OTHER=1\nSDK__WEBHOOKS__SECRET={SECRET}\nSDK__BASEPATH=/dotenv")
     # docker compose and `set -a; . .env` have set the same variables.
     loaded = read(folder, environ={"SDK__BASEPATH": "/v1"})
@@ -326,7 +326,7 @@ def test_a_dotenv_that_is_not_read_is_told_where_it_is_missed(folder: Path) -> N
         ("SDKX__PATH", None),
     ],
 )
-def test_a_variable_with_one_underscore_too_few_is_told(
+def test_a_variable_with_one_underscore_too_few_is_reported(
     folder: Path, name: str, meant: str | None
 ) -> None:
     messages = [str(warning) for warning in read(folder, environ={name: "x" * 40}).warnings]
@@ -337,7 +337,7 @@ def test_a_variable_with_one_underscore_too_few_is_told(
 @pytest.mark.parametrize(
     "text", ['{"Sdk": {"Mode": "Test",}}', '{"Sdk": {} // x\n}', '{\n# x\n"Sdk": {}}']
 )
-def test_json_with_what_other_formats_have_says_so(folder: Path, text: str) -> None:
+def test_json_with_syntax_of_other_formats_is_explained(folder: Path, text: str) -> None:
     file = write(folder / "a.json", text)
     assert "JSON has no comments and no comma after" in str(only_problem(read(folder, file)))
     file = write(folder / "b.json", '{"Sdk": {"Mode" "Test"}}')

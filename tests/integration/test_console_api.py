@@ -61,18 +61,18 @@ async def test_the_overview_has_what_the_first_page_shows(monkeypatch):
         for number in range(5):
             await admin.app.deliver("order.paid", webhook_id=f"msg_{number}")
 
-        async def told_of_all():
-            told = await admin.api("/overview")
+        async def overview_is_complete():
+            shown = await admin.api("/overview")
             return (
-                told if sum(point["handled"] for point in told["series"]["points"]) >= 5 else None
+                shown if sum(point["handled"] for point in shown["series"]["points"]) >= 5 else None
             )
 
-        told = await until(told_of_all)
-    assert told["queue"] == {"depth": 0, "capacity": 1000, "oldest_seconds": 0.0}
-    assert told["features"] == ["trigger"]
-    assert told["circuit"] is None
-    assert told["development"] is True
-    (point,) = [point for point in told["series"]["points"] if point["handled"]][:1]
+        shown = await until(overview_is_complete)
+    assert shown["queue"] == {"depth": 0, "capacity": 1000, "oldest_seconds": 0.0}
+    assert shown["features"] == ["trigger"]
+    assert shown["circuit"] is None
+    assert shown["development"] is True
+    (point,) = [point for point in shown["series"]["points"] if point["handled"]][:1]
     assert point["runs"] == point["handled"]
     assert 0 < point["p50_seconds"] <= point["p95_seconds"]
 
@@ -100,13 +100,13 @@ async def test_dead_letters_are_grouped_by_type_and_error():
         for number in range(3):
             await admin.app.deliver("order.paid", webhook_id=f"paid_{number}")
         await admin.app.deliver("order.created", webhook_id="created_0")
-        told = await admin.api("/dead")
-        assert [(row["type"], row["error"], row["count"]) for row in told["groups"]] == [
+        shown = await admin.api("/dead")
+        assert [(row["type"], row["error"], row["count"]) for row in shown["groups"]] == [
             ("order.paid", "ValueError: no product # at #", 3),
             ("order.created", "KeyError: 'amount'", 1),
         ]
-        assert (told["counted"], told["more"]) == (4, False)
-        assert told["groups"][0]["sample_key"] == "paid_2"
+        assert (shown["counted"], shown["more"]) == (4, False)
+        assert shown["groups"][0]["sample_key"] == "paid_2"
         assert (await admin.api("/dead?type=order.created"))["counted"] == 1
 
 
@@ -128,19 +128,19 @@ async def test_a_bulk_replay_does_what_its_dry_run_has_shown_and_no_more():
         (action,) = await admin.api("/actions")
         assert (action["action"], action["actor"], action["count"]) == ("replay", "ada", 3)
         assert action["address"] == "127.0.0.1"
-        # The token is of that filter alone.
+        # The confirmation token is valid only for that filter.
         wider = await admin.replay({"state": "dead", "confirm": dry["confirm"]})
         assert wider.status_code == 409
         forged = f"9{dry['confirm']}"
         assert (await admin.replay({**chosen, "confirm": forged})).status_code == 409
 
 
-async def test_a_confirmed_replay_leaves_out_what_came_before_and_died_since():
-    handlers, mended = HandlerRegistry(), trio.Event()
+async def test_a_confirmed_replay_omits_events_that_died_since():
+    handlers, repaired = HandlerRegistry(), trio.Event()
 
     async def breaks_late(event):
         if event.data.id == "slow":
-            await mended.wait()
+            await repaired.wait()
         raise ValueError("no such product")
 
     handlers.register(OrderPaidEvent, breaks_late, enqueue=True)
@@ -150,7 +150,7 @@ async def test_a_confirmed_replay_leaves_out_what_came_before_and_died_since():
             await admin.app.deliver("order.paid", webhook_id=name, expect="dead")
         dry = (await admin.replay({"state": "dead", "dry_run": True})).json()
         assert dry["count"] == 2
-        mended.set()
+        repaired.set()
 
         async def all_dead():
             return (await admin.api("/dead"))["counted"] == 3
@@ -175,7 +175,7 @@ async def test_the_oldest_dry_runs_are_forgotten():
         assert kept["replayed"] == 1
 
 
-async def test_a_dry_run_of_ids_tells_what_cannot_be_replayed():
+async def test_a_dry_run_of_ids_lists_what_cannot_be_replayed():
     async with administered(failing(), **ONCE) as admin:
         await admin.app.deliver("order.paid", webhook_id="paid_0")
         dry = (await admin.replay({"ids": ["paid_0", "gone"], "dry_run": True})).json()
@@ -194,11 +194,11 @@ async def test_a_long_replay_goes_on_behind_its_last_answer(monkeypatch):
         order = {"state": "parked"}
         seen = []
         while True:
-            told = (await admin.replay(order)).json()
-            seen += [row["key"] for row in told["events"]]
-            if not told["more"]:
+            shown = (await admin.replay(order)).json()
+            seen += [row["key"] for row in shown["events"]]
+            if not shown["more"]:
                 break
-            order["after"] = told["after"]
+            order["after"] = shown["after"]
         assert seen == [f"msg_{number}" for number in range(5)]
 
 
@@ -214,15 +214,15 @@ async def test_why_a_sender_gets_its_400_is_seen_without_the_log(monkeypatch):
         with await RawWire.connect(admin.runtime.started.receiver[0]) as wire:
             await wire.send(request(b"", [("Content-Type", "text/plain")]))
             assert (await wire.answer()).status == 415
-        told = await admin.api("/rejections")
-        newest, oldest = told["rejections"]
+        shown = await admin.api("/rejections")
+        newest, oldest = shown["rejections"]
         assert (newest["cause"], newest["status"], newest["size"]) == ("media", 415, 0)
         assert (oldest["cause"], oldest["type"]) == ("no_match", "order.paid")
         assert oldest["size"] == len(forged.body)
         # Nothing of the body but its type: it may hold anything.
         assert "data" not in json.dumps(oldest)
-        assert told["causes"] == {"no_match": 1, "media": 1}
-        assert [row["seq"] for row in told["rejections"]] == [2, 1]
+        assert shown["causes"] == {"no_match": 1, "media": 1}
+        assert [row["seq"] for row in shown["rejections"]] == [2, 1]
         (only,) = (await admin.api("/rejections?cause=media"))["rejections"]
         assert only["seq"] == 2
         assert (await admin.api("/rejections?before=1"))["rejections"] == []
@@ -275,8 +275,10 @@ async def test_messages_are_listed_previewed_and_sent_again():
         await store.enlist({"email": False}, now=1.0, oldest=2.0**40)
         (row,) = await admin.api("/notifications?tenant=acme&state=skipped")
         assert row["channel"] == "email"
-        told = (await post(admin, "/api/notifications/retry", {"ids": [row["id"], "9-sms"]})).json()
-        assert told == {"retried": [row["id"]], "left": ["9-sms"]}
+        shown = (
+            await post(admin, "/api/notifications/retry", {"ids": [row["id"], "9-sms"]})
+        ).json()
+        assert shown == {"retried": [row["id"]], "left": ["9-sms"]}
         text = await admin.api("/notifications/preview?transition=Suspended&tenant=acme")
         assert "Acme & Sons" in text["email_text"]
         assert (await admin.get("/api/notifications/preview", TOKEN)).status_code == 400
@@ -286,7 +288,7 @@ async def test_messages_are_listed_previewed_and_sent_again():
 # -- settings, types, samples --------------------------------------------------------------------
 
 
-async def test_settings_are_told_with_their_origins_and_without_secrets():
+async def test_settings_are_shown_with_their_origins_and_without_secrets():
     async with administered(registry(works)) as admin:
         answer = await admin.get("/api/settings", TOKEN)
         rows = {row["key"]: row for row in answer.json()}
@@ -310,10 +312,10 @@ async def test_a_sample_with_edited_data_is_sent_in_development_alone():
         assert rows["order.created"]["handled"] is False
         assert rows["order.paid"]["sample"]["total_amount"] > 0
         order = {"type": "order.paid", "data": {"total_amount": 2**53 + 1}}
-        told = (await post(admin, "/api/events/trigger", order)).json()
-        assert told["status"] == 200
+        shown = (await post(admin, "/api/events/trigger", order)).json()
+        assert shown["status"] == 200
         await until(lambda: seen)
-        assert (seen[0].webhook_id, seen[0].data.total_amount) == (told["webhook_id"], 2**53 + 1)
+        assert (seen[0].webhook_id, seen[0].data.total_amount) == (shown["webhook_id"], 2**53 + 1)
         unknown = await post(admin, "/api/events/trigger", {"type": "order.pade"})
         assert unknown.status_code == 404
         assert "order.paid" in unknown.json()["error"]
@@ -373,16 +375,16 @@ async def test_read_only_gives_out_no_signature_with_which_an_event_would_run_ag
         assert json.loads(event["raw"])["type"] == "order.paid"
         assert (await admin.api("/relay"))["can_sign"] is False
         async with listening(admin, "after=0&relay=1") as listener:
-            told = await listener.next("delivery")
-            assert told["event"]["headers"] == []
+            shown = await listener.next("delivery")
+            assert shown["event"]["headers"] == []
             # A listener that began before is given none, either.
             reloaded(admin, read_only=False)
             assert (await admin.api("/events/msg_1"))["headers"] != []
             assert (await admin.api("/relay"))["can_sign"] is True
             reloaded(admin, read_only=True)
             await admin.app.deliver("order.paid", webhook_id="msg_2")
-            told = await listener.next("delivery")
-            assert (told["event"]["webhook_id"], told["event"]["headers"]) == ("msg_2", [])
+            shown = await listener.next("delivery")
+            assert (shown["event"]["webhook_id"], shown["event"]["headers"]) == ("msg_2", [])
         assert (await admin.api("/events/msg_1"))["headers"] == []
 
 

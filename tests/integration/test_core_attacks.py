@@ -1,4 +1,4 @@
-"""Attacks on the store core: rare orders of calls, each of which once did harm."""
+"""Attacks on the store core: rare orders of calls that can do harm."""
 
 import threading
 import time
@@ -34,7 +34,7 @@ on_every_store = pytest.mark.parametrize("stores", ["sqlite", "postgres", "memor
 
 
 async def take(inbox: Any, *, now: float) -> list[str]:
-    """Take all that is due, as the feeder does."""
+    """Claim all due events, as the feeder does."""
     taken: list[str] = []
     while True:
         due = await inbox.take_due(limit=9, now=now)
@@ -99,7 +99,7 @@ async def test_a_failure_that_is_recorded_twice_counts_once(stores: Stores) -> N
     assert len(await inbox.attempts("m")) == 1
 
 
-async def test_a_renewal_keeps_a_start_that_is_on_its_way(stores: Stores) -> None:
+async def test_a_renewal_keeps_a_start_in_progress(stores: Stores) -> None:
     inbox, other = await stores.open(), await stores.open("other")
     await inbox.accept(delivery(), leased=False)
     started: list[bool] = []
@@ -119,12 +119,12 @@ async def test_a_renewal_keeps_a_start_that_is_on_its_way(stores: Stores) -> Non
 
 async def test_a_key_with_a_nul_is_found_among_many_others(stores: Stores) -> None:
     inbox = await stores.open()
-    told = delivery("a\0b", subject="s\0t")
-    await inbox.accept(told, leased=False)
+    incoming = delivery("a\0b", subject="s\0t")
+    await inbox.accept(incoming, leased=False)
     async with trio.open_nursery() as nursery:
         for n in range(600):
             nursery.start_soon(lambda n=n: inbox.accept(delivery(f"m{n}"), leased=False))
-    assert (await inbox.accept(told, leased=False)).admission is Admission.QUEUED
+    assert (await inbox.accept(incoming, leased=False)).admission is Admission.QUEUED
     assert [record.key for record in await inbox.find(subject="s\0t")] == ["a\0b"]
 
 
@@ -135,7 +135,7 @@ async def learned(inbox: SqliteInbox) -> None:
         await trio.sleep(0.01)
 
 
-async def test_a_claim_that_nobody_holds_any_more_is_given_up(tmp_path: Path) -> None:
+async def test_a_claim_without_a_living_holder_is_given_up(tmp_path: Path) -> None:
     stores = Stores("sqlite", tmp_path)
     inbox = await stores.open(claims=tmp_path / "claims")
     other = await stores.open("other")

@@ -1,8 +1,8 @@
-"""What one call to the upstream costs, in calls of functions, garbage and turns of the loop.
+"""The cost of one call to the upstream, in function calls, garbage and iterations of the loop.
 
 As in ``test_counted_work.py``: a change that makes a call dearer fails here on any machine. The
-numbers are those of today with a little room. When one falls, take it down; when one has to rise,
-say in the commit what is bought for it.
+limits are slightly above the current numbers. When a number falls, lower its limit; when it has to
+rise, state the reason in the commit.
 """
 
 import gc
@@ -22,7 +22,7 @@ from sdk_trio.net.transport import Transport
 CALLS = 50
 WARM_UP = 30
 
-#: What the interpreter does meanwhile may make a call dearer once, but not each time.
+#: Other work of the interpreter may make one call more expensive, but not each.
 ATTEMPTS = 4
 
 SERVER = Path(__file__).parents[2] / "benchmarks" / "client_server.py"
@@ -52,7 +52,7 @@ def authority():
 
 @pytest.fixture(scope="module")
 def ports(authority, tmp_path_factory):
-    """The ports of a server in a process of its own: its work is not ours."""
+    """The ports of a server in a separate process, whose work is not counted."""
     certificate = tmp_path_factory.mktemp("server") / "certificate.pem"
     authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(certificate)
     with subprocess.Popen(

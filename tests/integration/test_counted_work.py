@@ -1,11 +1,12 @@
-"""What one delivery costs, in counted work: steps of trio, tasks, threads, calls of functions.
+"""The cost of one delivery, in counted work: steps of Trio, tasks, threads, function calls.
 
 Seconds depend on the machine, counts do not: a change that makes a delivery more expensive fails
 here on any machine. Deliveries come one after the other, each when the one before is done: then the
 loop turns as often for each of them, however long the disk takes, while a crowd would share commits
 and turns as the disk allows. What a timer does meanwhile makes a few of them dearer, so the median
-counts. The numbers are those of today with a little room, as Pythons and their libraries differ.
-When one of them falls, take it down; when one has to rise, say in the commit what is bought for it.
+counts. The limits are slightly above the current numbers, because versions of Python and of
+libraries differ. When a number falls, lower its limit; when it has to rise, state the reason in the
+commit.
 """
 
 import gc
@@ -86,7 +87,7 @@ class Counter(trio.abc.Instrument):
         self.steps += 1
 
     def after_task_step(self, task: trio.lowlevel.Task) -> None:
-        # After every step, so that nobody has to look again and again, which would be counted.
+        # After every step, because polling would be counted as well.
         if self.handled >= self._wanted and self._app.idle:
             self._idle.set()
 
@@ -94,7 +95,7 @@ class Counter(trio.abc.Instrument):
         self.tasks += 1
 
     async def count(self, deliver: Callable[[], Awaitable[None]]) -> None:
-        """Deliver, wait until that is handled, and keep what it took."""
+        """Deliver an event, wait until it is handled, and record the work."""
         self._wanted = self.handled + 1
         self._idle = trio.Event()
         self.steps = self.tasks = self.calls = 0
@@ -107,14 +108,14 @@ class Counter(trio.abc.Instrument):
             sys.setprofile(None)
 
     def _count(self, frame: FrameType, event: str, _argument: object) -> None:
-        # Neither what we do ourselves, nor what the property does that we ask.
+        # Exclude the work of the measurement itself, and of the property that it reads.
         ours = frame.f_code.co_filename == __file__ or frame.f_code.co_name == "idle"
         if event in ("call", "c_call") and not ours:
             self.calls += 1
 
 
 class Template:
-    """What the requests of one connection have in common."""
+    """The common part of the requests of one connection."""
 
     def __init__(self) -> None:
         self.varying = frozenset({b"webhook-id", b"webhook-signature"})
@@ -234,7 +235,7 @@ async def test_the_lines_of_a_delivery_cost_no_more_than_they_did(tmp_path, capl
     ],
 )
 async def test_a_delivery_costs_no_more_than_it_did(backend, enqueue, most, tmp_path, caplog):
-    # What pytest captures would be counted with the delivery whose line it is.
+    # Log lines captured by pytest would be counted with their delivery.
     caplog.set_level("WARNING", "sdk_trio")
     work, threads = await measure(backend, enqueue=enqueue, path=tmp_path)
     assert threads == 0, "a delivery needs no thread of its own"
@@ -315,7 +316,7 @@ async def test_a_lone_delivery_costs_no_more_round_trips_on_postgresql_than_it_d
     monkeypatch.setattr(StoreConnection, "wait", counting)
     monkeypatch.setattr("sdk_trio.storage.engines.postgres.PostgresEngine.linger", 30.0)
     try:
-        # psycopg prepares what it has run five times.
+        # psycopg prepares a statement after five executions.
         for number in range(8):
             counted = await measure(inbox, number)
     finally:

@@ -29,7 +29,7 @@ DASHBOARD = json.loads((EXAMPLES / "grafana" / "sdk_trio.json").read_text())
 #: How long a step of this test may take in all, in seconds: a machine may be busy.
 PATIENCE_SECONDS = 300
 
-#: What Grafana replaces in an expression before it asks Prometheus.
+#: Variables that Grafana replaces in an expression before it queries Prometheus.
 INTERPOLATED = {
     "$job": "sdk_trio",
     "$instance": ".*",
@@ -37,8 +37,8 @@ INTERPOLATED = {
     "${datasource}": "prometheus",
 }
 
-#: What needs a replicator, several processes or a certificate is made up here; other tests see the
-#: real ones.
+#: Samples that need a replicator, several processes or a certificate are invented here; other tests
+#: have the real ones.
 REPLICATION = (
     Sample("sdk_replication_lag_seconds", (), 1.5),
     Sample("sdk_alert_open", (("alert", "silence"),), 1),
@@ -125,7 +125,8 @@ type Plain<T> = T extends string ? `${T}`
 
 
 def type_check(directory, dashboard):
-    """What TypeScript finds in a dashboard by Grafana's own types of it and of its panels."""
+    """Return TypeScript's findings in a dashboard, by Grafana's own types of it and of its
+    panels."""
     types = node_package("@grafana/schema") / "dist" / "types" / "raw"
     kinds = sorted({panel["type"] for panel in dashboard["panels"]})
     lines = [f'import type {{ Dashboard }} from "{types}/dashboard/x/types.gen";']
@@ -159,7 +160,7 @@ def test_the_dashboard_is_what_grafana_calls_one(tmp_path):
         assert set(annotation.pop("target")) == {"refId", "expr"}
         assert annotation.pop("titleFormat")
     assert type_check(tmp_path, dashboard) == ""
-    # It is no empty check.
+    # The check is effective: it finds an error.
     dashboard["panels"][0]["gridPos"]["w"] = "12"
     dashboard["panels"][1]["options"]["colourMode"] = "value"
     dashboard["panels"][3]["options"]["legend"]["placement"] = "left"
@@ -260,7 +261,7 @@ async def test_a_real_prometheus_finds_something_behind_every_expression(tmp_pat
 
 
 async def everything_is_there(scraper):
-    """Wait until every expression has a value that is a number, but for the annotation."""
+    """Wait until every expression except the annotation has a number as its value."""
     waiting = expressions()
     restarts = waiting.pop("Restarts")
     with trio.move_on_after(PATIENCE_SECONDS / 2):

@@ -246,7 +246,9 @@ def test_a_data_directory_that_is_no_directory(doctor):
         (5e9, 10**6, 1e6, "ok", "5.0 GB free"),
     ],
 )
-def test_the_room_on_the_disk(monkeypatch, tmp_path, free_bytes, free_nodes, growth, level, what):
+def test_the_free_space_on_the_disk(
+    monkeypatch, tmp_path, free_bytes, free_nodes, growth, level, what
+):
     real = os.statvfs(tmp_path)
     values = list(real)
     values[1], values[4], values[5], values[7] = 1, int(free_bytes), 10**7, free_nodes
@@ -284,7 +286,7 @@ def test_the_limit_of_the_running_receiver_is_what_counts(monkeypatch, tmp_path)
     ("state", "what"),
     [(0, "synchronized by NTP"), (5, "not synchronized"), (-1, "does not report")],
 )
-def test_what_the_kernel_says_of_the_clock(monkeypatch, state, what):
+def test_the_kernel_s_state_of_the_clock(monkeypatch, state, what):
     class Library:
         @staticmethod
         def adjtimex(_):
@@ -296,7 +298,7 @@ def test_what_the_kernel_says_of_the_clock(monkeypatch, state, what):
     assert what in report.findings[0].what
 
 
-def test_a_store_with_work_for_somebody(doctor):
+def test_a_store_with_work_for_an_operator(doctor):
     doctor.command_line.seed(
         ("msg_dead", DeliveryState.DEAD),
         ("msg_parked", DeliveryState.PARKED),
@@ -413,7 +415,7 @@ def test_a_write_ahead_log_that_is_held_back(doctor, monkeypatch):
     writer.close()
 
 
-def test_the_growth_is_measured_over_what_came_last(doctor):
+def test_the_growth_is_measured_over_the_newest_deliveries(doctor):
     now = 1_800_000_000.0 + 2 * 86_400
     doctor.command_line.seed(*((f"msg_{n}", DeliveryState.DONE) for n in range(3)))
     file = doctor.data / "inbox.db"

@@ -56,7 +56,7 @@ async def test_the_probe_goes_through_the_whole_pipeline_once(doctor):
     assert found.status == 0
 
 
-async def test_the_probe_is_no_parked_event_that_somebody_has_to_look_at(doctor):
+async def test_the_probe_is_not_left_as_a_parked_event(doctor):
     keys = {"Storage__Backend": "Sqlite", "Storage__Path": str(doctor.data)}
     async with receiver(doctor, **keys):
         await doctor.beside("--standalone")
@@ -172,7 +172,7 @@ async def test_an_upstream_that_is_as_it_should_be(doctor):
         (500, None, "500 was answered"),
     ],
 )
-async def test_answers_of_the_upstream_told_apart(doctor, status, where, what):
+async def test_answers_of_the_upstream_are_distinguished(doctor, status, where, what):
     async with scripted_upstream() as upstream:
         upstream.fails = lambda method, path: status
         full_stack(doctor, upstream.url)
@@ -254,7 +254,9 @@ async def test_an_authority_that_is_none(doctor, tmp_path):
     assert finding["where"] == "Sdk:Connection:CaFile"
 
 
-async def test_a_check_that_breaks_or_hangs_says_so_and_the_others_go_on(doctor, monkeypatch):
+async def test_a_check_that_breaks_or_hangs_is_reported_and_the_others_continue(
+    doctor, monkeypatch
+):
     def broken(settings, report):
         raise RuntimeError(SECRET)
 

@@ -58,7 +58,7 @@ def test_a_good_configuration_has_nothing_to_say(doctor):
     assert "email, sms, webhook: every credential is there" in finding["what"]
 
 
-def test_what_is_not_enabled_or_reaches_nobody(doctor):
+def test_channels_that_are_disabled_or_have_no_recipient(doctor):
     set_keys(doctor, Enabled="false")
     doctor.alone().one(CHECK, "note", "false: transitions are not announced")
     set_keys(doctor, Enabled="true")
@@ -97,7 +97,7 @@ def test_a_sender_that_no_provider_accepts(doctor, address):
     doctor.alone().one(CHECK, "warning", "cannot send mail")
 
 
-async def test_messages_that_wait_for_somebody(doctor):
+async def test_messages_that_wait_for_an_operator(doctor):
     state = NotificationState
     await seed(doctor, state.FAILED, state.UNKNOWN, state.UNKNOWN, state.SKIPPED, state.SENT)
     found = await doctor.beside("--standalone")
@@ -112,7 +112,7 @@ async def test_messages_that_wait_for_somebody(doctor):
     assert "m@example.com" not in found.text
 
 
-async def test_messages_that_nobody_sends(doctor):
+async def test_messages_that_no_process_sends(doctor):
     await seed(doctor, None, age=5 * 3600)
     found = await doctor.beside("--standalone")
     found.one(CHECK, "warning", "waited for its first attempt for 5 hours")

@@ -1,4 +1,4 @@
-"""``doctor`` says whether the database can be used, and changes nothing in it."""
+"""``doctor`` reports whether the database can be used, and changes nothing in it."""
 
 import time
 from contextlib import ExitStack, closing
@@ -17,7 +17,7 @@ def doctor(command_line, monkeypatch):
     return doctor
 
 
-def test_a_database_is_looked_at_and_left_as_it_is(doctor, monkeypatch):
+def test_a_database_is_checked_and_left_unchanged(doctor, monkeypatch):
     server = running_server()
     dsn = server.empty()
     monkeypatch.setenv("SDK_POSTGRES_DSN", dsn)

@@ -37,8 +37,8 @@ from sdk_trio.testing import AppUnderTest, running_app, settings_for_tests
 
 TERMS = {"lease_seconds": 10.0, "dedup_seconds": 100.0, "payload_seconds": 40.0}
 
-#: One table for both engines; it does not refuse a second row of one event, as no guard of its own
-#: shall hide that an effect came twice.
+#: One table for both engines. It accepts a second row of one event, because a constraint would hide
+#: a repeated effect.
 TABLE = "CREATE TABLE IF NOT EXISTS app_effect (event_key text)"
 
 
@@ -188,8 +188,8 @@ async def test_nothing_that_follows_the_end_changes_it(
         with pytest.raises(EffectError, match="is not being handled"):
             await services.finish(event, lambda transaction: None)
         assert place.applied == [delivered.webhook_id]
-        (told,) = (each for each in caplog.messages if "webhook.failed_after_done" in each)
-        assert "RuntimeError: after the end" in told
+        (reported,) = (each for each in caplog.messages if "webhook.failed_after_done" in each)
+        assert "RuntimeError: after the end" in reported
     assert "is already finished" in refused[0]
 
 
@@ -280,11 +280,13 @@ async def test_a_handler_that_ends_the_transaction_itself_fails(
         delivered = await app.deliver(OrderPaidEvent, expect="retrying")
         assert delivered.error is not None
         assert "leave the commit to the library" in delivered.error
-        # The store goes on.
+        # The store continues to work.
         await app.deliver(OrderPaidEvent, expect="retrying")
 
 
-async def test_what_waits_is_not_held_up_by_a_failing_store_of_a_handler(place: Place) -> None:
+async def test_waiting_events_are_not_delayed_by_a_failing_database_of_a_handler(
+    place: Place,
+) -> None:
     """A statement that fails is the handler's failure, and no failure of the store."""
     handlers = HandlerRegistry()
 
@@ -308,9 +310,11 @@ def test_a_store_without_transactions_refuses_the_start() -> None:
         async with running_app(handlers, settings_for_tests()):
             pass
 
-    with pytest.raises(OptionsValidationError, match=r"Sdk:Storage:Backend.*grant.*Sqlite") as told:
+    with pytest.raises(
+        OptionsValidationError, match=r"Sdk:Storage:Backend.*grant.*Sqlite"
+    ) as reported:
         trio.run(start)
-    assert told.value.exit_code == 78
+    assert reported.value.exit_code == 78
 
 
 async def test_the_kit_gives_such_handlers_a_store_with_transactions() -> None:
@@ -333,7 +337,7 @@ def delivery(webhook_id: str = "m1") -> NewDelivery:
 
 @pytest.fixture
 async def two(place: Place) -> AsyncIterator[tuple[Any, Any]]:
-    """Two open stores of one place, the first of which runs the event m1."""
+    """Two open stores on one database; the first one runs the event m1."""
     first, second = await place.open("first"), await place.open("second")
     await first.accept(delivery(), leased=True)
     await first.start("m1", now=1000)
@@ -378,7 +382,7 @@ async def test_cancelled_in_the_middle_it_is_finished_first(
     place: Place, two: tuple[Any, Any]
 ) -> None:
     first, _ = two
-    told = None
+    reported = None
     with trio.CancelScope() as scope:
 
         def effects(transaction: Transaction) -> str:
@@ -387,8 +391,8 @@ async def test_cancelled_in_the_middle_it_is_finished_first(
             return "applied"
 
         token = trio.lowlevel.current_trio_token()
-        told = await first.conclude("m1", effects, attempt=1, now=1001)
-    assert told == "applied"
+        reported = await first.conclude("m1", effects, attempt=1, now=1001)
+    assert reported == "applied"
     assert place.applied == ["m1"]
 
 
@@ -414,7 +418,7 @@ async def test_statements_that_take_too_long_are_stopped(
     await inbox.close()
 
 
-async def test_a_store_that_waits_for_effects_says_for_whose(
+async def test_a_store_that_waits_for_effects_names_their_event(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(committer, "ANSWER_SECONDS", 0.2)
@@ -452,7 +456,7 @@ async def test_a_statement_that_a_handler_leaves_open_keeps_no_log(tmp_path: Pat
 # -- PostgreSQL --------------------------------------------------------------------------------
 
 
-async def test_a_long_transaction_holds_up_nobody_and_is_taken_by_nobody(
+async def test_a_long_transaction_delays_no_other_and_is_not_taken_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = Place("postgres", tmp_path, monkeypatch)

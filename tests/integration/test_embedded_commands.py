@@ -24,7 +24,7 @@ async def main():
             started = await nursery.start(runtime.run)
             print(started.receiver[0], flush=True)
             async for _ in arriving:
-                runtime.shut_down("told to")
+                runtime.shut_down("asked to stop")
                 break
 
 trio.run(main)

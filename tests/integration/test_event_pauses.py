@@ -1,4 +1,4 @@
-"""Pauses of events, as people order them: by command line, by API, and what a receiver does."""
+"""Pauses of events, by command line and by API, and the behavior of a receiver."""
 
 import pytest
 import trio
@@ -64,7 +64,7 @@ async def test_paused_events_are_answered_200_and_run_after_the_resume(enqueue, 
         assert actions[:2] == ["resume", "pause"]
 
 
-async def test_what_cannot_be_paused_or_resumed_is_refused():
+async def test_impossible_pauses_and_resumes_are_refused():
     async with administered() as admin:
         assert (await post(admin, "pause", type="")).status_code == 400
         assert (await post(admin, "pause", type="a", until="2001-01-01T00:00Z")).status_code == 409

@@ -100,7 +100,7 @@ async def test_effects_in_the_file_of_the_store(tmp_path: Path) -> None:
         assert list(connection.execute("SELECT order_id FROM app_access")) == [("o1",)]
 
 
-# Django's settings are one for each process, so its application has a process of its own.
+# Django's settings are global to the process, so its application runs in a separate one.
 DJANGO = """
 import json, os, sys
 import django

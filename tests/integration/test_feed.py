@@ -1,4 +1,4 @@
-"""The feed of the admin address: gapless, resumable, and safe against whoever listens."""
+"""The feed of the admin address: gapless, resumable, and safe against its listeners."""
 
 import base64
 import json
@@ -45,7 +45,7 @@ async def deliver(admin, first, last):
         assert answer.status == 200
 
 
-async def test_what_comes_is_told_in_order_and_once():
+async def test_changes_are_sent_in_order_and_once():
     async with administered(registry(works, enqueue=True)) as admin, listening(admin) as listener:
         await deliver(admin, 0, 30)
         assert await listener.ids(30) == [f"msg_{number}" for number in range(30)]
@@ -66,7 +66,7 @@ async def test_a_listener_resumes_behind_what_it_has_seen():
             assert await listener.ids(227) == [f"msg_{number}" for number in range(3, 230)]
 
 
-async def test_without_a_position_only_what_comes_from_now_on_is_told():
+async def test_without_a_position_only_later_changes_are_sent():
     async with administered(registry(works)) as admin:
         await deliver(admin, 0, 3)
         async with listening(admin) as listener:
@@ -74,7 +74,7 @@ async def test_without_a_position_only_what_comes_from_now_on_is_told():
             assert await listener.ids(1) == ["msg_3"]
 
 
-async def test_the_store_has_a_name_and_a_position_of_another_one_begins_anew():
+async def test_the_store_has_a_name_and_a_position_of_another_store_starts_over():
     async with administered(registry(works), **STORED) as admin:
         await deliver(admin, 0, 3)
         url = admin.runtime.started.admin[0]
@@ -84,8 +84,8 @@ async def test_the_store_has_a_name_and_a_position_of_another_one_begins_anew():
                 hellos.append(await anext(feed))
         for hello in hellos:
             assert hello["store"] == hellos[0]["store"] is not None
-        told = [(hello["seq"], hello["replaced"], hello["resumed"]) for hello in hellos]
-        assert told == [
+        reported = [(hello["seq"], hello["replaced"], hello["resumed"]) for hello in hellos]
+        assert reported == [
             (3, False, []),
             (2, False, ["delivery"]),
             (0, True, ["delivery"]),
@@ -96,17 +96,17 @@ async def test_the_store_has_a_name_and_a_position_of_another_one_begins_anew():
             assert await listener.ids(2) == ["msg_1", "msg_2"]
 
 
-async def test_two_hosts_whose_first_listeners_come_at_once_give_the_store_one_name(monkeypatch):
+async def test_two_hosts_with_simultaneous_first_listeners_give_the_store_one_name(monkeypatch):
     server = running_server()
     dsn = server.fresh()
     import psycopg
 
     monkeypatch.setenv("SDK_POSTGRES_DSN", dsn)
-    told = []
+    reported = []
 
     async def listen():
         async with open_feed(admin.runtime.started.admin[0], token=TOKEN) as feed:
-            told.append((await anext(feed))["store"])
+            reported.append((await anext(feed))["store"])
 
     waits = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
     async with administered(registry(works), Storage__Backend="Postgres") as admin:
@@ -116,7 +116,7 @@ async def test_two_hosts_whose_first_listeners_come_at_once_give_the_store_one_n
                 nursery.start_soon(listen)
                 await until(lambda: server.execute(waits))
                 other.commit()
-    assert told == ["by the other"]
+    assert reported == ["by the other"]
 
 
 async def test_a_store_that_takes_no_write_is_followed_without_its_name(monkeypatch):
@@ -132,7 +132,7 @@ async def test_a_store_that_takes_no_write_is_followed_without_its_name(monkeypa
             assert (await anext(feed))["event"]["webhook_id"] == "msg_0"
 
 
-async def test_a_change_of_state_is_told_after_the_arrival():
+async def test_a_change_of_state_is_sent_after_the_arrival():
     gate = trio.Event()
 
     async def waits(event):
@@ -157,7 +157,7 @@ async def test_a_change_of_state_is_told_after_the_arrival():
             pass
 
 
-async def test_a_rejected_request_is_told_with_its_cause():
+async def test_a_rejected_request_is_sent_with_its_cause():
     async with administered(registry(works)) as admin, listening(admin) as listener:
         forged = signed(
             "order.paid",
@@ -167,8 +167,8 @@ async def test_a_rejected_request_is_told_with_its_cause():
         answer = await admin.app.deliver(forged, settle=False)
         assert answer.status == 400
         rejection = (await listener.next("rejected"))["rejection"]
-        told = {name: rejection[name] for name in ("cause", "status", "webhook_id", "type")}
-        assert told == {
+        reported = {name: rejection[name] for name in ("cause", "status", "webhook_id", "type")}
+        assert reported == {
             "cause": "no_match",
             "status": 400,
             "webhook_id": "msg_x",
@@ -179,7 +179,7 @@ async def test_a_rejected_request_is_told_with_its_cause():
 
 
 async def test_rejections_that_are_not_kept_are_counted_as_lagged():
-    """Those that came between two looks, and pushed each other out of the ring."""
+    """Changes between two polls that pushed each other out of the ring buffer."""
     async with (
         administered(registry(works)) as admin,
         listening(admin, "kinds=rejected") as listener,
@@ -188,16 +188,16 @@ async def test_rejections_that_are_not_kept_are_counted_as_lagged():
         rejections = admin.runtime.receiver.rejected
         for number in range(1, KEPT + 8):
             rejections.add(Rejection("webhook.refused", "path", 404, f"192.0.2.{number}", None))
-        told = [await listener.next() for _ in range(KEPT + 1)]
-        assert (told[0]["kind"], told[0]["dropped"]) == ("lagged", 7)
-        numbers = [message["rejection"]["seq"] for message in told[1:]]
+        reported = [await listener.next() for _ in range(KEPT + 1)]
+        assert (reported[0]["kind"], reported[0]["dropped"]) == ("lagged", 7)
+        numbers = [message["rejection"]["seq"] for message in reported[1:]]
         assert numbers == list(range(8, KEPT + 8))
-        # Who asked for something else has missed nothing.
+        # A listener with another filter has missed nothing.
         await deliver(admin, 0, 1)
         assert (await other.next())["kind"] == "delivery"
 
 
-async def test_a_transition_is_told():
+async def test_a_transition_is_sent():
     keys = {"MultiTenant__Enabled": True, "Storage__Backend": "Sqlite"}
     async with administered(registry(works), **keys) as admin:
         tenants = admin.runtime.receiver.tenancy.service
@@ -206,9 +206,9 @@ async def test_a_transition_is_told():
         async with listening(admin, "kinds=tenant") as listener:
             await tenants.add("acme", name="Acme")
             await tenants.deactivate("acme", reason="contract ended")
-            told = (await listener.next("tenant"))["transition"]
-        assert (told["tenant_identifier"], told["new_status"]) == ("acme", "Deactivated")
-        assert told["reason"] == "contract ended"
+            reported = (await listener.next("tenant"))["transition"]
+        assert (reported["tenant_identifier"], reported["new_status"]) == ("acme", "Deactivated")
+        assert reported["reason"] == "contract ended"
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ async def test_a_listener_gets_what_it_has_subscribed_to(query, expected):
             await admin.app.deliver(wire_type, webhook_id=name)
         async with listening(admin, f"after=0&{query}") as listener:
             assert await listener.ids(len(expected)) == expected
-            # Behind what the filter leaves out, the position goes on all the same.
+            # The position also advances past events that the filter omits.
             await admin.app.deliver("order.paid", webhook_id="f")
             await admin.app.deliver("order.created", webhook_id="g")
             await admin.app.deliver("customer.created", webhook_id="h")
@@ -242,11 +242,11 @@ async def test_relayed_deliveries_verify_byte_for_byte():
             event = (await listener.next("delivery"))["event"]
     assert event["raw"].encode() == body
     headers: Headers = [(name.encode(), value.encode()) for name, value in event["headers"]]
-    told = dict(headers)
+    reported = dict(headers)
     keys = Keyring.from_secrets([Secret(SECRET)], KeyDerivation.STANDARD)
-    entries = parse_signature_header(told[b"webhook-signature"])
-    assert keys.match(b"msg_1", told[b"webhook-timestamp"], body, entries) is not None
-    assert int(told[b"webhook-timestamp"]) == event["timestamp"]
+    entries = parse_signature_header(reported[b"webhook-signature"])
+    assert keys.match(b"msg_1", reported[b"webhook-timestamp"], body, entries) is not None
+    assert int(reported[b"webhook-timestamp"]) == event["timestamp"]
 
 
 async def test_a_stale_delivery_is_signed_with_a_time_that_its_receiver_takes():
@@ -262,7 +262,7 @@ async def test_a_stale_delivery_is_signed_with_a_time_that_its_receiver_takes():
         assert await console.sign(record, False) == []
 
 
-async def test_a_slow_listener_is_told_that_it_lagged_and_misses_no_delivery(monkeypatch):
+async def test_a_slow_listener_gets_a_lag_notice_and_misses_no_delivery(monkeypatch):
     monkeypatch.setattr(feed_module, "BUFFERED", 5)
     async with administered(registry(works)) as admin, listening(admin) as listener:
         (inner,) = admin.runtime.administrator._app._feed._listeners
@@ -393,7 +393,7 @@ def frame(opcode, payload, *, masked=True, length=None):
     ],
     ids=["utf-8", "endless", "huge", "unmasked", "opcode", "talks", "pings", "pongs"],
 )
-async def test_a_hostile_listener_is_put_out_and_nobody_else_notices(sent, code):
+async def test_a_hostile_listener_is_disconnected_and_no_other_notices(sent, code):
     async with administered(registry(works)) as admin, listening(admin) as other:
         with trio.fail_after(60), await RawWire.connect(admin.runtime.started.admin[0]) as wire:
             await wire.send(
@@ -533,7 +533,7 @@ async def test_a_wrong_token_ends_the_iterator_with_the_reason_at_once(monkeypat
     assert feed_url("unix:/run/a?b.sock?mode=0660") == "unix:/run/a?b.sock"
 
 
-async def test_what_arrives_while_a_page_is_read_is_not_passed_over():
+async def test_arrivals_while_a_page_is_read_are_not_skipped():
     async with administered(registry(works)) as admin, listening(admin) as listener:
         feed = admin.runtime.administrator._app._feed
         (inner,) = feed._listeners
@@ -542,7 +542,7 @@ async def test_what_arrives_while_a_page_is_read_is_not_passed_over():
         async def read_late(*arguments):
             page = await read(*arguments)
             if len(page) == 1:
-                # The next one comes, and the look that notices it, before the page is told.
+                # The next event arrives, and a poll notices it, before the page is sent.
                 feed._next_of = read
                 await deliver(admin, 1, 2)
                 await feed._poll()

@@ -71,7 +71,7 @@ async def test_the_application_gets_the_exact_bytes_and_a_library_of_the_scheme_
         standardwebhooks.Webhook(OTHER).verify(request.body, request.headers)
 
 
-async def test_a_type_that_nobody_knows_is_forwarded(monkeypatch):
+async def test_an_unknown_type_is_forwarded(monkeypatch):
     async with fake_provider(http_answer(204)) as target, gateway(target.url) as app:
         delivered = await app.deliver(b'{"type": "x.y", "data": {"id": 5}}')
     assert delivered.state is DeliveryState.DONE
@@ -231,7 +231,7 @@ async def test_a_name_without_internal_addresses_is_not_connected_to(monkeypatch
 
 
 async def test_tls_is_verified(tmp_path):
-    # No certificate: whoever answers plain HTTP to a TLS client is not who was meant.
+    # No certificate: a server that answers plain HTTP to a TLS client is not the intended one.
     async with fake_provider(http_answer(200)) as target:
         routes = [route(target.url.replace("http:", "https:"), TimeoutSeconds=0.5)]
         async with gateway(**{"Forward:Routes": routes}) as app:
@@ -241,7 +241,7 @@ async def test_tls_is_verified(tmp_path):
     assert target.requests == []
 
 
-async def test_nobody_there_waits_and_the_event_goes_as_soon_as_somebody_is():
+async def test_without_a_listener_the_event_waits_and_is_sent_once_there_is_one():
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         port = held.getsockname()[1]
@@ -281,6 +281,6 @@ async def test_no_body_of_an_answer_and_no_secret_is_logged(capfd):
             await ended(app, delivered)
             attempts = await app.store.attempts(delivered.webhook_id)
     assert [attempt.place for attempt in attempts] == [f"answered 500: {words.decode()}"] * 2
-    told = "".join(capfd.readouterr())
-    assert "planted" not in told
-    assert SECRET not in told
+    reported = "".join(capfd.readouterr())
+    assert "planted" not in reported
+    assert SECRET not in reported

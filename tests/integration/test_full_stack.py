@@ -74,7 +74,7 @@ async def test_the_client_outlives_the_drain():
     assert runtime.report.drained == 1
 
 
-async def test_standalone_has_no_client_and_says_so():
+async def test_standalone_has_no_client_and_reports_that():
     caught = []
 
     async def needs_it(event, services):
@@ -111,7 +111,7 @@ async def test_a_client_of_ones_own_is_opened_and_closed():
         await client.orders.get("ord_2")
 
 
-async def test_what_needs_the_client_or_an_extra_ends_the_construction(monkeypatch):
+async def test_parts_without_their_client_or_extra_fail_the_construction(monkeypatch):
     async with scripted_upstream() as upstream:
         reconciling = full_stack(upstream, Webhooks__Reconciliation__Enabled=True)
         with pytest.raises(sdk_trio.OptionsValidationError, match="Reconciliation:Enabled"):

@@ -130,7 +130,7 @@ async def test_units_of_one_iteration_share_a_transaction_and_get_their_own_resu
         assert found == (value,)
 
 
-async def test_what_queues_up_during_a_commit_is_one_transaction_in_its_order(
+async def test_items_queued_during_a_commit_are_one_transaction_in_order(
     store: GroupCommit, engine: SqliteEngine, gate: Gate
 ) -> None:
     async with trio.open_nursery() as nursery:
@@ -189,7 +189,7 @@ async def test_items_of_a_kind_are_done_by_one_call_and_those_of_a_key_in_order(
             nursery.start_soon(ask, kind, key, item)
             await trio.testing.wait_all_tasks_blocked()
         gate.opened.set()
-    # The second item of key "a" flushes what was gathered before it.
+    # The second item of key "a" flushes the items gathered before it.
     assert calls == [
         ("first", ["a1", "c1"]),
         ("second", ["b1"]),
@@ -216,7 +216,7 @@ async def test_a_single_unit_has_its_transaction_for_itself(
     assert await store.submit(keys) == ["a", "b", "s", "c"]
 
 
-async def test_only_what_must_survive_a_power_cut_is_synced(
+async def test_only_commits_that_must_survive_a_power_cut_are_synced(
     store: GroupCommit, engine: SqliteEngine
 ) -> None:
     def synchronous(transaction: Any) -> int:
@@ -568,7 +568,7 @@ async def test_closing_finishes_what_is_queued_and_refuses_the_rest(
         await trio.sleep(0.001)
 
 
-async def test_closing_a_silent_store_says_so(
+async def test_closing_a_silent_store_is_logged(
     store: GroupCommit, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(commit_module, "CLOSE_SECONDS", 0.05)

@@ -1,6 +1,6 @@
 """Handlers written as plain functions: each run in a thread, of a real receiver.
 
-What a thread does is told by events that it sets and waits for, with a net under each wait.
+Threads report by events that they set and wait for; each wait has a time limit.
 """
 
 import asyncio
@@ -101,7 +101,7 @@ async def test_a_failure_names_the_line_and_what_it_asks_for(store, enqueue):
         assert f"{__file__}:{line} in " in attempt.place
 
 
-async def test_what_belongs_to_the_loop_can_be_asked_from_the_thread(enqueue):
+async def test_values_of_the_loop_can_be_read_from_the_thread(enqueue):
     def grant(event):
         assert trio.from_thread.run(later) == "said"
 
@@ -123,7 +123,7 @@ async def test_at_most_so_many_threads_run_at_once(held):
             await app.deliver("order.paid", settle=False)
         nursery.start_soon(app.deliver, "order.created")
         await until(lambda: held.together == 2)
-        # All that could begin has begun: of six workers four wait for a place.
+        # All runs that could begin have begun: four of six workers wait for a thread.
         threads = app.runtime.receiver._running.runner.handlers.find("order.paid").threads
         await until(lambda: threads.statistics().tasks_waiting == 5)
         assert len(held.begun) == 2
@@ -167,10 +167,10 @@ async def test_the_span_of_the_run_is_the_current_one_in_its_thread(monkeypatch,
 
 
 async def test_context_managers_stand_around_each_run_in_its_thread(enqueue):
-    told = []
+    reported = []
 
     def grant(event):
-        told.append(("run", threading.get_ident()))
+        reported.append(("run", threading.get_ident()))
         if event.attempt == 1:
             raise ValueError("first")
 
@@ -180,30 +180,30 @@ async def test_context_managers_stand_around_each_run_in_its_thread(enqueue):
     @handlers.around_threads
     @contextmanager
     def outer(event):
-        told.append((f"outer {event.type} {event.attempt}", threading.get_ident()))
+        reported.append((f"outer {event.type} {event.attempt}", threading.get_ident()))
         try:
             yield
         except ValueError:
-            told.append(("seen", threading.get_ident()))
+            reported.append(("seen", threading.get_ident()))
             raise
         finally:
-            told.append(("left", threading.get_ident()))
+            reported.append(("left", threading.get_ident()))
 
     @handlers.around_threads
     @contextmanager
     def inner(event):
-        told.append(("inner", threading.get_ident()))
+        reported.append(("inner", threading.get_ident()))
         yield
 
     keys = {"Webhooks__Queue__RetryBaseSeconds": 0}
     async with serving(handlers, **keys) as app:
         await app.deliver("order.created", expect="done")
-        assert told == []  # a coroutine function has no thread
+        assert reported == []  # a coroutine function has no thread
         delivery = app.sign("order.paid")
         await app.deliver(delivery)
         await app.deliver(delivery)
-        await until(lambda: len(told) == 9)
-    assert [what for what, _ in told] == [
+        await until(lambda: len(reported) == 9)
+    assert [what for what, _ in reported] == [
         "outer order.paid 1",
         "inner",
         "run",
@@ -214,8 +214,8 @@ async def test_context_managers_stand_around_each_run_in_its_thread(enqueue):
         "run",
         "left",
     ]
-    assert len({thread for _, thread in told[:5]}) == 1
-    assert threading.get_ident() not in {thread for _, thread in told}
+    assert len({thread for _, thread in reported[:5]}) == 1
+    assert threading.get_ident() not in {thread for _, thread in reported}
 
 
 async def test_a_context_manager_that_cannot_be_entered_fails_the_run():
@@ -232,9 +232,9 @@ async def test_a_context_manager_that_cannot_be_entered_fails_the_run():
     assert delivered.error == "ConnectionError: no database"
 
 
-async def test_a_run_that_is_refused_for_its_result_fails_what_stands_around_it():
+async def test_a_run_refused_for_its_result_fails_the_surrounding_context():
     async def work():
-        """Nothing; nobody waits for it."""
+        """Do nothing; it is never awaited."""
 
     handlers = registry(lambda event: work())
     seen = []
@@ -258,14 +258,14 @@ class Later(WebhookHandlerBase):
         """Nothing."""
 
 
-async def nobody_awaits(event):
+async def never_awaited(event):
     raise AssertionError("it ran")
 
 
 @pytest.mark.parametrize(
     ("prepared", "said"),
     [
-        (lambda event: nobody_awaits(event), "write `async def`"),
+        (lambda event: never_awaited(event), "write `async def`"),
         (lambda event: (yield_ for yield_ in ()), "returned a generator"),
         (lambda event: Later(), "returned a handler"),
     ],
@@ -304,8 +304,8 @@ async def test_a_run_that_outlasts_its_sender_is_not_run_beside_itself(store, he
         delivery = app.sign("order.paid", webhook_id="a")
         assert await outlasted(clock, app, delivery, lambda: held.begun) == 503
         assert await outlasted(clock, app, delivery, lambda: waiting_for_run_of(app, "a")) == 503
-        (told,) = [each for each in caplog.records if "webhook.still_running" in each.message]
-        assert "webhook_id='a' handler='Held'" in told.message
+        (reported,) = [each for each in caplog.records if "webhook.still_running" in each.message]
+        assert "webhook_id='a' handler='Held'" in reported.message
         record = await app.store.get("a")
         assert (record.state, record.attempts) == (DeliveryState.RUNNING, 1)
         assert (held.begun, held.ended) == (["a"], [])
@@ -361,7 +361,7 @@ async def test_an_event_that_found_no_thread_has_not_run_and_is_not_kept(held, c
             assert await status("a") == 503
             return held.begun
 
-        # Where threads come slowly, its time was over before it had one.
+        # If threads start slowly, its time was over before it had one.
         await until(begins)
         assert await status("b") == 503
         await until(lambda: "webhook_id='b'" in caplog.text and "cause='threads'" in caplog.text)
@@ -398,7 +398,7 @@ async def test_a_drain_that_is_cut_short_names_it_and_waits_for_the_thread(
             await until(lambda: "webhook.still_running" in caplog.text)
             assert runtime.receiver.runs[0].threaded
             held.gate.set()
-    # What it has done is recorded, although it was cancelled in the meantime.
+    # Its outcome is recorded, although it was cancelled in the meantime.
     assert (runtime.report.persisted, runtime.report.lost) == (0, 0)
     assert held.ended == ["a"]
 
@@ -448,7 +448,7 @@ async def test_a_wait_for_a_thread_that_is_cancelled_releases_the_event(held):
     first, second = [await bench.inbox.get(name) for name in ("a", "b")]
     assert (first.state, second.state) == (DeliveryState.DONE, DeliveryState.RECEIVED)
     assert second.attempts == 0
-    # Its lease is gone as well: whoever looks next may have it.
+    # Its lease is gone as well: the next poll may claim it.
     assert [record.webhook_id for record in await due_at(bench)] == ["b"]
 
 
@@ -456,7 +456,7 @@ async def due_at(bench):
     return (await bench.inbox.take_due(limit=9, now=trio.current_time())).records
 
 
-async def test_a_store_that_fails_is_told_to_the_sender_who_waits(monkeypatch):
+async def test_a_failing_store_is_reported_to_the_waiting_sender(monkeypatch):
     bench = Bench.of(registry(lambda event: None))
 
     async def fails(*arguments, **options):

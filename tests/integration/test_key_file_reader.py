@@ -39,7 +39,7 @@ def remove(file):
 
 def forbid(file):
     file.unlink()
-    file.symlink_to(file)  # nobody, root included, can read that
+    file.symlink_to(file)  # no user, not even root, can read that
 
 
 @pytest.mark.parametrize("change", [write, link, remove, forbid])

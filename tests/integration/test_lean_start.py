@@ -1,4 +1,4 @@
-"""What a receiver loads at its start: nothing that it has no use for yet."""
+"""Modules that a receiver loads at its start: none that it does not need yet."""
 
 import gc
 import json
@@ -35,7 +35,7 @@ FORBIDDEN = {
     "sdk_trio.cli": "the command line",
 }
 
-#: Of these, what the store on disk needs.
+#: The modules among these that the store on disk needs.
 NEEDED_BY_THE_DISK = {name: FORBIDDEN[name] for name in ("apsw", "filelock")}
 
 START = """
@@ -127,7 +127,7 @@ def test_a_start_compiles_little_and_leaves_the_collector_little_to_look_at(tmp_
     place = Place(tmp_path)
     signed = sign_delivery("order.paid", secret=SECRET)
     command = [sys.executable, "-m", "sdk_trio", "run", "--standalone", "--app", "app:handlers"]
-    # A process of its own: a forked one has what the program that it was forked from had loaded.
+    # A new process: a forked one has the modules that its parent had loaded.
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(command, cwd=tmp_path, env=place.environ, stdout=log, stderr=log)
     try:
@@ -142,7 +142,7 @@ def test_a_start_compiles_little_and_leaves_the_collector_little_to_look_at(tmp_
     (looked,) = (line.split()[1:] for line in printed.splitlines() if line.startswith("LOOKED"))
     at_import, at_work, frozen, watched, compiled = looked
     assert int(compiled) <= MOST_COMPILED
-    # No collection while modules are imported; from then on what the application has wished.
+    # No garbage collection while modules are imported; then the application's own setting.
     assert int(at_import) == 10_000_000
     if wish == "gc.disable()":
         assert at_work == "False"

@@ -1,4 +1,4 @@
-"""``listen`` against a receiver: what it forwards, what it waits for, and what it may not see."""
+"""``listen`` against a receiver: forwarded deliveries, waits, and data that it must not get."""
 
 import argparse
 import json
@@ -124,8 +124,8 @@ async def test_chosen_types_are_forwarded_and_a_server_that_is_away_is_waited_fo
         for name in ("customer.created", "order.paid", "refund.created", "order.created"):
             await admin.app.deliver(name, webhook_id=name.replace(".", "_"))
         nursery.start_soon(listening.run)
-        told = []
-        await until(lambda: told.append(capsys.readouterr()) or "is down" in told[-1].err)
+        reported = []
+        await until(lambda: reported.append(capsys.readouterr()) or "is down" in reported[-1].err)
         await nursery.start(local.run)
         await until(lambda: listening.cursor.position == 4)
         nursery.cancel_scope.cancel()
@@ -203,13 +203,13 @@ async def test_the_feed_is_followed_over_a_unix_socket(tmp_path, monkeypatch, ca
     local = LocalServer()
     socket = tmp_path / "admin.sock"
     keys = {"Admin__Enabled": True, "Admin__TokenEnvVar": "SDK_TEST_ADMIN_TOKEN"}
-    told = settings(**keys, **STORED, Admin__Bind=f"unix:{socket}")
-    runtime = Runtime(told, registry(works))
+    reported = settings(**keys, **STORED, Admin__Bind=f"unix:{socket}")
+    runtime = Runtime(reported, registry(works))
     monkeypatch.setenv("SDK_TEST_ADMIN_TOKEN", TOKEN)
     words = argparse.Namespace(from_=None, token_env=None)
-    assert feed_source(told, words) == FeedSource(f"unix:{socket}", TOKEN)
+    assert feed_source(reported, words) == FeedSource(f"unix:{socket}", TOKEN)
     words.from_ = f"unix:{socket}"
-    source = feed_source(told, words)
+    source = feed_source(reported, words)
     async with running(runtime), trio.open_nursery() as nursery:
         await nursery.start(local.run)
         app = AppUnderTest(runtime)
@@ -225,7 +225,7 @@ async def test_the_feed_is_followed_over_a_unix_socket(tmp_path, monkeypatch, ca
     assert f"listening to unix:{socket}" in capsys.readouterr().err
 
 
-async def test_a_secret_of_ones_own_signs_anew(tmp_path):
+async def test_a_configured_secret_signs_again(tmp_path):
     local = LocalServer()
     async with administered(registry(works), **STORED) as admin, trio.open_nursery() as nursery:
         await nursery.start(local.run)
@@ -254,10 +254,10 @@ async def test_a_store_that_was_replaced_is_begun_with_its_first_delivery(tmp_pa
     assert "a different store than before" in capsys.readouterr().err
 
 
-async def test_a_store_that_is_replaced_while_the_listener_is_there_is_told(
+async def test_a_store_that_is_replaced_during_a_listener_is_reported(
     tmp_path, capsys, monkeypatch
 ):
-    """The position is below that of the new store, so only its name tells them apart."""
+    """The position is below that of the new store, so only its name distinguishes them."""
     monkeypatch.setattr(follow, "RETRY_CAP_SECONDS", 0.2)
     local, port, err = LocalServer(), free_port(), []
     keys = {"Admin__Bind": f"127.0.0.1:{port}"}
@@ -299,7 +299,7 @@ async def test_a_store_that_is_replaced_while_the_listener_is_there_is_told(
     assert "not connected: the receiver is stopping; retrying" in "".join(err)
 
 
-async def test_what_the_retention_removes_is_no_other_store(tmp_path, capsys):
+async def test_removal_by_retention_does_not_look_like_another_store(tmp_path, capsys):
     local = LocalServer()
     handlers = registry(breaks, enqueue=True)
     keys = {"Webhooks__Queue__MaxAttempts": 1, **STORED}
@@ -325,8 +325,8 @@ async def test_the_secret_is_for_those_with_the_token_on_this_machine_or_with_th
     async with administered(registry(works), **STORED) as admin:
         await admin.app.deliver("order.paid", webhook_id="msg_1")
         address = admin.runtime.started.admin[0]
-        told = await ask(FeedSource(address, TOKEN), "POST", "/api/relay/secret", body={})
-        assert told == {"secret": SECRET}
+        reported = await ask(FeedSource(address, TOKEN), "POST", "/api/relay/secret", body={})
+        assert reported == {"secret": SECRET}
         (action,) = await admin.api("/actions")
         assert (action["action"], action["address"]) == ("relay secret", "127.0.0.1")
         with pytest.raises(RelayError, match="401"):
@@ -472,7 +472,7 @@ def test_a_position_is_kept_and_belongs_to_one_listener(tmp_path, monkeypatch):
         (["events", "tail", "--from", "wss://hooks.example"], "is not set"),
     ],
 )
-def test_a_wrong_argument_is_told(command_line, monkeypatch, words, message):
+def test_a_wrong_argument_is_reported(command_line, monkeypatch, words, message):
     monkeypatch.setenv("T", "a token")
     answer = command_line(*words)
     assert answer.status in (1, 2)

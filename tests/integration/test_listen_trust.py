@@ -1,4 +1,5 @@
-"""Whom ``listen`` and the feed trust with the admin token, and what they print of strangers."""
+"""Servers that ``listen`` and the feed trust with the admin token, and their output about
+strangers."""
 
 import json
 import os
@@ -75,8 +76,8 @@ async def test_a_proxy_of_the_environment_gets_neither_the_token_nor_a_delivery(
         monkeypatch.delenv("NO_PROXY", raising=False)
         monkeypatch.delenv("no_proxy", raising=False)
         source = FeedSource(admin.runtime.started.admin[0], TOKEN)
-        told = await ask(source, "POST", "/api/relay/secret", body={"actor": "listen"})
-        assert told["secret"].startswith("whsec_")
+        secret = await ask(source, "POST", "/api/relay/secret", body={"actor": "listen"})
+        assert secret["secret"].startswith("whsec_")
         async with open_feed(source.url, token=TOKEN) as feed:
             assert (await feed.__anext__())["kind"] == "hello"
         async with recording(http("")) as local:
@@ -121,7 +122,8 @@ async def test_a_program_that_has_taken_the_receivers_port_does_not_get_its_toke
 
 
 async def test_the_proof_of_one_who_asked_is_no_token_and_proves_nothing_to_another_one():
-    """What a squatter has collected opens nothing at the receiver, at once or later."""
+    """Data collected by a squatter on the port gives no access to the receiver, at once or
+    later."""
     async with recording(http("{}")) as squatter, administered(registry(works), **STORED) as admin:
         with pytest.raises(RelayError):
             await ask(FeedSource(squatter.url, TOKEN), "GET", "/api/relay")
@@ -152,7 +154,7 @@ async def test_wrong_proofs_are_counted_as_wrong_tokens():
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\r\u202egpj.exe\x9b31m"
 
 
-async def test_what_a_remote_program_answers_cannot_write_escapes_to_the_terminal():
+async def test_answers_of_a_remote_program_cannot_write_escapes_to_the_terminal():
     body = json.dumps({"error": ESCAPES})
     async with recording(http(body, "401 Unauthorized")) as remote:
         with pytest.raises(RelayError) as refused:

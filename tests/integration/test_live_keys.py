@@ -18,7 +18,7 @@ from sdk_trio.runtime import Runtime
 
 DOCS = Path(__file__).parents[2] / "docs" / "reference"
 
-#: What the command line adds for the logs that it writes.
+#: The keys that the command line adds for its logs.
 OF_THE_COMMAND = ("Sdk:Logging",)
 
 
@@ -28,7 +28,7 @@ def below(keys):
 
 @pytest.fixture
 def everything(tmp_path, monkeypatch):
-    """Settings with every part that can be told of a change."""
+    """Settings with every part that can be notified of a change."""
     monkeypatch.chdir(tmp_path)
     for name, value in VARIABLES.items():
         monkeypatch.setenv(name, value)
@@ -52,7 +52,7 @@ def everything(tmp_path, monkeypatch):
     )
 
 
-async def test_what_the_program_can_change_is_what_the_pages_say(everything):
+async def test_the_live_keys_of_the_program_are_those_of_the_pages(everything):
     runtime = Runtime(everything)
     async with running(runtime):
         live = below((*runtime.live_keys, *OF_THE_COMMAND))
@@ -82,7 +82,7 @@ async def test_tenants_clients_change_beside_one_of_the_application(everything):
         assert (own.attempt_timeout, own.access_token) == (30, "not-a-real-token")
 
 
-async def test_who_may_change_and_by_which_name_changes_with_a_reload(monkeypatch, tmp_path):
+async def test_access_and_host_names_change_with_a_reload(monkeypatch, tmp_path):
     monkeypatch.setenv("SDK_TEST_ADMIN_TOKEN", TOKEN)
     monkeypatch.chdir(tmp_path)
     async with administered(patience=60) as admin:

@@ -151,7 +151,7 @@ def test_another_sender_generation_or_effect_is_another_one(transaction: Transac
         assert not first_time(connection, event(), effect="mail")
 
 
-def test_old_markers_are_forgotten_when_somebody_says_so(transaction: Transaction) -> None:
+def test_old_markers_are_deleted_on_request(transaction: Transaction) -> None:
     with transaction() as connection:
         first_time(connection, event())
         assert forget_markers(connection, before=datetime.now(UTC) - timedelta(days=1)) == 0
@@ -218,7 +218,7 @@ def test_a_savepoint_whose_end_would_commit_the_marker_is_refused(tmp_path: Path
 
 
 def test_an_adapter_for_a_driver_that_commits_each_statement_is_refused(tmp_path: Path) -> None:
-    """As SQLAlchemy's one for asyncpg does; asyncpg itself tells nothing of it."""
+    """As SQLAlchemy's connection for asyncpg does; asyncpg itself does not show it."""
     sqlalchemy = pytest.importorskip("sqlalchemy")
     from sqlalchemy.dialects.postgresql import asyncpg
 
@@ -240,7 +240,7 @@ def test_an_adapter_for_a_driver_that_commits_each_statement_is_refused(tmp_path
     engine.dispose()
 
 
-def test_a_missing_table_and_an_unknown_connection_are_told_with_what_to_do(
+def test_a_missing_table_and_an_unknown_connection_are_reported_with_the_remedy(
     tmp_path: Path,
 ) -> None:
     psycopg = pytest.importorskip("psycopg")

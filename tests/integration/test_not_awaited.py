@@ -23,7 +23,7 @@ pytestmark = [
 
 
 async def refund():
-    """What a client's operation is: a coroutine function."""
+    """A coroutine function, like an operation of a client."""
 
 
 def registered(function, **options):
@@ -187,7 +187,7 @@ async def test_a_returned_awaitable_fails_the_run_and_names_the_handler(tmp_path
     assert failed.place.startswith(f"{HERE}:{code.co_firstlineno} in ")
 
 
-async def test_what_is_awaited_and_what_another_task_left_is_no_failure(tmp_path):
+async def test_awaited_coroutines_and_those_of_other_tasks_are_no_failure(tmp_path):
     async def handler(event):
         await refund()
         return "sent"
@@ -204,7 +204,7 @@ def leave_in_a_cycle():
     cycle.append(cycle)
 
 
-async def test_what_the_garbage_collector_frees_in_a_run_is_not_the_runs():
+async def test_coroutines_freed_by_the_garbage_collector_do_not_count_for_the_run():
     async def innocent(event):
         gc.collect()
 
@@ -250,7 +250,7 @@ def library(tmp_path, monkeypatch):
     sys.modules.pop("some_library")
 
 
-async def test_what_a_library_drops_of_its_own_is_no_failure(library):
+async def test_a_coroutine_that_a_library_drops_itself_is_no_failure(library):
     async def handler(event):
         library.drop()
 
@@ -259,7 +259,7 @@ async def test_what_a_library_drops_of_its_own_is_no_failure(library):
             await app.deliver("order.paid", expect="done")
 
 
-async def test_what_a_handler_drops_of_a_library_is_a_failure(library):
+async def test_a_coroutine_of_a_library_dropped_by_a_handler_is_a_failure(library):
     async def handler(event):
         library.work()
 

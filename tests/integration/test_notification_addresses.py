@@ -1,4 +1,4 @@
-"""The webhook channel connects to public addresses only, whatever its URL's name resolves to."""
+"""The webhook channel connects only to public addresses, whatever its URL's name resolves to."""
 
 import time
 from functools import partial
@@ -18,7 +18,7 @@ PUBLIC = "93.184.216.34"
 
 
 def https(url):
-    """Development alone sends plain HTTP, and then only to this machine."""
+    """Only Development sends plain HTTP, and only to this machine."""
     return url.replace("http:", "https:")
 
 
@@ -116,7 +116,7 @@ async def test_a_name_that_resolves_to_a_private_address_is_refused(address):
     assert names.connected == []
 
 
-async def test_what_was_checked_is_what_is_connected_to():
+async def test_the_checked_address_is_the_one_connected_to():
     async with fake_provider(http_answer(200)) as provider:
         # A second look-up would give the private address.
         names = Names(["10.0.0.1", PUBLIC, "::1"], ["127.0.0.1"], port=provider.port)
@@ -134,7 +134,7 @@ async def test_what_was_checked_is_what_is_connected_to():
         assert provider.requests[0].headers["host"] == "rebinding.example"
 
 
-async def test_every_message_is_resolved_and_checked_anew():
+async def test_every_message_is_resolved_and_checked_again():
     async with fake_provider(http_answer(200)) as provider:
         names = Names([PUBLIC], ["127.0.0.1"], port=provider.port)
         poster = names.poster()

@@ -1,4 +1,4 @@
-"""The channels against a provider made by hand: whatever it does, on real sockets."""
+"""The channels against a scripted provider, on real sockets."""
 
 import base64
 import hashlib
@@ -172,7 +172,7 @@ async def test_refusals(channel, status):
 
 @pytest.mark.parametrize("channel", CHANNELS)
 @pytest.mark.parametrize("status", [408, 425, 429, 500, 501, 503, 507])
-async def test_what_may_be_tried_again(channel, status):
+async def test_outcomes_that_may_be_retried(channel, status):
     assert await outcome_of(channel, http_answer(status)) == Again(f"answered {status}", None)
 
 
@@ -214,7 +214,7 @@ async def test_the_reset_of_a_rate_limit_is_waited_for():
     assert await outcome_of("email", past) == Again("answered 429", 3)
 
 
-async def test_the_provider_s_words_are_kept_bounded_and_without_what_is_secret():
+async def test_the_provider_s_text_is_stored_truncated_and_without_secrets():
     words = f"no {EMAIL}\r\n\x1b[2J {VARIABLES['EMAIL_API_KEY']} " + "x" * 5000
     body = json.dumps({"errors": [{"message": words, "field": "to"}]}).encode()
     outcome = await outcome_of("email", http_answer(400, body))
@@ -266,7 +266,7 @@ async def test_an_endless_answer_is_read_so_far_and_no_further(channel):
 
 
 @pytest.mark.parametrize("channel", CHANNELS)
-async def test_nobody_there_is_tried_again(channel):
+async def test_an_unreachable_server_is_retried(channel):
     async with fake_provider() as provider:
         url = provider.url
     outcome = await send(channel, options(url))
@@ -326,7 +326,7 @@ async def no_http(provider, stream):
 async def test_an_answer_that_never_came_leaves_it_unknown(channel, behave):
     async with fake_provider(behave=behave) as provider:
         assert isinstance(await send(channel, options(provider.url)), Ambiguous)
-    assert provider.connections == 1  # nobody tried again on the quiet
+    assert provider.connections == 1  # there was no silent retry
 
 
 @pytest.mark.parametrize("behave", [hang, read_and_hang])
@@ -374,7 +374,7 @@ async def answer_and_garble(provider, stream):
 
 
 @pytest.mark.parametrize("behave", [answer_and_drip, answer_and_break, answer_and_garble])
-async def test_a_receiver_that_has_said_2xx_has_taken_it_whatever_its_body_does(behave):
+async def test_a_2xx_head_means_accepted_regardless_of_the_body(behave):
     async with fake_provider(behave=behave) as provider:
         assert await send("webhook", options(provider.url, timeout_seconds=20)) == Sent()
     assert provider.connections == 1
@@ -437,13 +437,13 @@ async def test_cancelling_ends_at_once_and_leaves_no_connection(channel):
                 await arrived.wait()
                 nursery.cancel_scope.cancel()
             await ended.wait()
-    # As it is: "except trio.Cancelled" of whoever records the attempt does not see a group.
+    # Unwrapped: the ``except trio.Cancelled`` that records the attempt does not see a group.
     assert raised == [trio.Cancelled]
 
 
 @pytest.mark.parametrize("fault", [NotSentError("x"), AnswerLostError("x"), ValueError("secret")])
 @pytest.mark.parametrize("channel", CHANNELS)
-async def test_whatever_a_poster_raises_becomes_an_outcome(channel, fault, caplog):
+async def test_any_exception_of_a_poster_becomes_an_outcome(channel, fault, caplog):
     class Faulty:
         async def post(self, *args, **others):
             await trio.lowlevel.checkpoint()
@@ -501,7 +501,7 @@ NOT_SENT = [
 
 
 @pytest.mark.parametrize(("channel", "changes", "variables", "reason"), NOT_SENT)
-async def test_what_is_missing_skips_with_its_name(channel, changes, variables, reason):
+async def test_a_missing_value_skips_the_message_and_is_named(channel, changes, variables, reason):
     async with fake_provider(http_answer(200)) as provider:
         outcome = await send(
             channel,

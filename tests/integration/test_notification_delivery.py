@@ -77,7 +77,7 @@ async def answer_with(stream: trio.SocketStream, answer: bytes) -> None:
 
 @attrs.define
 class Script:
-    """Treats the connections in turn as told, and those after the last one well."""
+    """Treats the first connections as listed, and accepts all later ones."""
 
     steps: Sequence[str]
     accepted: bytes
@@ -120,7 +120,7 @@ class Script:
     ],
     ids=lambda value: "-".join(map(str, value)),
 )
-async def test_what_becomes_of_a_message_whatever_the_provider_does(
+async def test_the_end_of_a_message_for_any_behavior_of_the_provider(
     channel: str,
     steps: Sequence[str],
     once: tuple[str, int],
@@ -168,7 +168,7 @@ async def test_retry_after_of_one_provider_pauses_that_channel_alone(tmp_path: P
             await transition(store, "a", now=time.time())
             pump.wake()
             await until(lambda: script.number == 1)
-            # Its answer has to be read before the next one: else the pause is not known yet.
+            # Its answer must be read before the next attempt, or the pause would not be known yet.
             await until(all_in(store, "retrying", "sent"))
             for number in range(5):
                 await transition(store, f"t{number}", now=time.time())
@@ -254,19 +254,19 @@ async def test_a_channel_that_is_down_changes_no_other_channel_s_latency(
         measured(tmp_path / "healthy", "works") as healthy,
         measured(tmp_path / "disturbed", fault) as disturbed,
     ):
-        # In turns, so that whatever else this machine does is the same for both.
+        # Alternately, so that other load of this machine affects both alike.
         for number in range(40):
             await healthy.measure(number)
             await disturbed.measure(number)
         found = states(await disturbed.store.notifications.find(limit=100))
         assert "sent" not in {state for id, state in found.items() if id.endswith("sms")}
-    # The slowest ones say more about this machine than about us, so they have room for its pauses.
-    for part, room in ((0.5, 0.05), (0.9, 0.5)):
+    # The slowest ones depend more on this machine than on the code, so they get a larger tolerance.
+    for part, tolerance in ((0.5, 0.05), (0.9, 0.5)):
         one, other = (sorted(host.latencies)[int(40 * part)] for host in (healthy, disturbed))
         figures.info(
             "%s: %.0f %% within %.1f ms, else %.1f ms", fault, part * 100, other * 1000, one * 1000
         )
-        assert other < 2 * one + room
+        assert other < 2 * one + tolerance
 
 
 async def test_two_owners_of_one_store_never_send_the_same_message(stores: Stores) -> None:
@@ -300,7 +300,7 @@ async def slow(number: int) -> Outcome:
 async def test_cancelled_at_any_point_nothing_is_lost_or_stuck_or_sent_twice(
     stores: Stores,
 ) -> None:
-    """Cancel after each number of the loop's steps; the next owner finishes what is left."""
+    """Cancel after each number of the loop's steps; the next owner finishes the rest."""
     lasting = {"lease_seconds": 10 * PATIENCE_SECONDS}
     first = await stores.open("start", **lasting)
     await first.notifications.enlist({}, now=0.0, oldest=0.0)
@@ -324,7 +324,7 @@ async def test_cancelled_at_any_point_nothing_is_lost_or_stuck_or_sent_twice(
         left = {str(r.outbox.delivery_id): r for r in await store.notifications.find(limit=100)}
         found = left.get(record.delivery_id)
         if found is not None:
-            # Nothing is left under a lease, nor in a state from which nobody would take it.
+            # Nothing is left under a lease, or in a state that no process would claim.
             assert str(found.state) in ("pending", "sent", "unknown")
             assert (found.state == "sent") <= (record.delivery_id in channel.finished)
             assert (found.state == "unknown") <= (record.delivery_id in channel.begun)

@@ -274,7 +274,7 @@ class NotificationMachine(RuleBasedStateMachine):
 
     @rule(by=who)
     def restart(self, by: int) -> None:
-        """A process ends; another one with a name of its own takes its place."""
+        """A process ends, and another one with another name replaces it."""
         self.owners[by] += "+"
         self.open[by] = self.loop(lambda: self.stores.open(self.owners[by]))
 
@@ -300,7 +300,7 @@ class NotificationMachine(RuleBasedStateMachine):
         assert counts == {state: states.count(str(state)) for state in NotificationState}
 
     @invariant()
-    def a_look_finds_what_there_is_to_do(self) -> None:
+    def a_poll_finds_the_due_messages(self) -> None:
         look = self.loop(lambda: self.store(0).look(CHANNELS, now=self.now))
         behind = self.position is None or max(self.outbox, default=0) > self.position
         assert look.new_transitions == behind
@@ -331,7 +331,7 @@ class PostgresMachine(NotificationMachine):
 
 
 @pytest.mark.parametrize("machine", [SqliteMachine, MemoryMachine, PostgresMachine])
-def test_any_order_of_calls_gives_what_the_model_says(machine: Any) -> None:
+def test_any_order_of_calls_gives_the_model_s_results(machine: Any) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(

@@ -79,7 +79,7 @@ class Senders:
 
     def begun(self) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {owner: [] for owner in ("a", "b")}
-        # What follows the last end of a line is still being written.
+        # Text after the last line break is still being written.
         for line in (self.directory / "log").read_text().split("\n")[:-1]:
             owner, id = line.split()
             found[owner].append(id)
@@ -95,7 +95,9 @@ async def senders(tmp_path: Path) -> AsyncIterator[Senders]:
         senders.kill(owner)
 
 
-async def test_two_processes_send_no_message_twice_and_one_goes_on_alone(senders: Senders) -> None:
+async def test_two_processes_send_no_message_twice_and_one_continues_alone(
+    senders: Senders,
+) -> None:
     store: Any = await SqliteInbox.open(senders.file, owner="command", **TERMS)
     await store.notifications.enlist({}, now=0.0, oldest=0.0)
     made = 0
@@ -113,7 +115,7 @@ async def test_two_processes_send_no_message_twice_and_one_goes_on_alone(senders
     with trio.fail_after(2 * PATIENCE_SECONDS):
         await senders.start("a")
         await senders.start("b")
-        # Both at work at the same time: transitions go on until each has sent its share.
+        # Both work at the same time: transitions continue until each process has sent its share.
         await happen_until(lambda: min(map(len, senders.begun().values())) >= 40)
         senders.kill("a")
         at_death = len(senders.begun()["b"])

@@ -34,7 +34,7 @@ def settings_of(root: Path, *, enabled: bool, backend: str = "Sqlite", **more: A
 
 
 @asynccontextmanager
-async def telling(settings: Settings, channel: FakeChannel) -> AsyncIterator[TenantService]:
+async def announcing(settings: Settings, channel: FakeChannel) -> AsyncIterator[TenantService]:
     runtime = Runtime(settings, channels=lambda _: {"email": channel})
     async with running(runtime):
         yield runtime.receiver.tenancy.service
@@ -47,48 +47,48 @@ async def by_command(settings: Settings, identifier: str) -> None:
         await service.suspend(identifier)
 
 
-@pytest.mark.parametrize("first", ["told", "silent"])
-async def test_what_happens_before_the_first_look_of_the_first_daemon(
+@pytest.mark.parametrize("first", ["announced", "silent"])
+async def test_transitions_before_the_first_poll_of_the_first_daemon(
     tmp_path: Path, first: str
 ) -> None:
     on, off = (settings_of(tmp_path, enabled=enabled) for enabled in (True, False))
     async with open_store(on, owner="before") as store:
-        for name in ("told", "silent", "later"):
+        for name in ("announced", "silent", "later"):
             await TenantService(on, store.tenants).add(name, name=name)
-    # Commands, with no daemon yet: what is done while Enabled is false is not told, ever.
+    # Commands, with no daemon yet: transitions while Enabled is false are never announced.
     if first == "silent":
         await by_command(off, "silent")
-    await by_command(on, "told")
+    await by_command(on, "announced")
     channel = FakeChannel()
     with trio.fail_after(60):
-        async with telling(on, channel) as tenants:
+        async with announcing(on, channel) as tenants:
             await tenants.suspend("later")
             await until(lambda: len(channel.finished) >= 2)
     async with open_store(on, owner="test") as store:
         records = await store.notifications.find(limit=100)
-        assert [record.outbox.tenant_identifier for record in records] == ["later", "told"]
+        assert [record.outbox.tenant_identifier for record in records] == ["later", "announced"]
 
 
-async def test_what_happens_while_they_are_off_is_never_told(tmp_path: Path) -> None:
+async def test_transitions_while_notifications_are_off_are_never_announced(tmp_path: Path) -> None:
     on, off = (settings_of(tmp_path, enabled=enabled) for enabled in (True, False))
     channel = FakeChannel()
     with trio.fail_after(60):
-        async with telling(on, channel) as tenants:
-            for name in ("told", "silent", "command", "between", "later"):
+        async with announcing(on, channel) as tenants:
+            for name in ("announced", "silent", "command", "between", "later"):
                 await tenants.add(name, name=name)
-            await tenants.suspend("told")
+            await tenants.suspend("announced")
             await until(lambda: len(channel.finished) >= 1)
-        async with telling(off, channel) as tenants:
+        async with announcing(off, channel) as tenants:
             await tenants.suspend("silent")
             await by_command(on, "command")
         # The settings of the daemon decide, also while it is not running.
         await by_command(on, "between")
-        async with telling(on, channel) as tenants:
+        async with announcing(on, channel) as tenants:
             await tenants.suspend("later")
             await until(lambda: len(channel.finished) >= 2)
         async with open_store(on, owner="test") as store:
             records = await store.notifications.find(limit=100)
-            assert [record.outbox.tenant_identifier for record in records] == ["later", "told"]
+            assert [record.outbox.tenant_identifier for record in records] == ["later", "announced"]
             audit = await store.tenants.audit(limit=100)
             assert sum(row.action is AuditAction.SUSPENDED for row in audit) == 5
 
@@ -99,7 +99,7 @@ async def test_how_long_is_waited_between_attempts_is_a_setting(tmp_path: Path) 
     # Seven waits of up to 30 s, doubled each time, would be a quarter of an hour.
     channel = FakeChannel(behave=answering(*[Again("busy")] * 7, Sent("id")))
     with trio.fail_after(60):
-        async with telling(chosen, channel) as tenants:
+        async with announcing(chosen, channel) as tenants:
             await tenants.add("acme", name="Acme")
             await tenants.suspend("acme")
             await until(lambda: len(channel.finished) >= 8)

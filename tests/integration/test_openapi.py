@@ -16,7 +16,7 @@ import sdk_trio
 #: How many requests it makes up for each operation, beside those that cover every value's edges.
 EXAMPLES = os.environ.get("SDK_TEST_OPENAPI_EXAMPLES", "3")
 
-#: What must hold of every answer: no failure of the server, and nothing that is not documented.
+#: Checks of every answer: no failure of the server, and nothing undocumented.
 CHECKS = (
     "not_a_server_error,status_code_conformance,content_type_conformance,"
     "response_headers_conformance,response_schema_conformance,unsupported_method,"
@@ -24,11 +24,11 @@ CHECKS = (
 )
 
 
-#: What must hold of the requests: the document is neither looser nor stricter than the code.
+#: Checks of the requests: the document is neither looser nor stricter than the code.
 OF_DATA = "negative_data_rejection,positive_data_acceptance"
 
-#: What fits the document is taken, unless it names what is not there, asks for the feed without
-#: WebSocket, or comes too late.
+#: A request that fits the document is accepted, unless it names a missing object, requests the feed
+#: without WebSocket, or is too late.
 ACCEPTED = """
 [checks.positive_data_acceptance]
 expected-statuses = ["2xx", 401, 403, 404, 409, 426, 503]

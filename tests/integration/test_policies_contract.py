@@ -448,7 +448,7 @@ async def test_events_that_wait_for_a_limit_can_be_paused(stores: Stores) -> Non
     assert taken == ["b"]
 
 
-async def test_a_pause_keeps_who_began_and_ended_it(stores: Stores) -> None:
+async def test_a_pause_records_who_began_and_ended_it(stores: Stores) -> None:
     one, two = await stores.open("one"), await stores.open("two")
     await one.pause("order.*", actor="ann", reason="migration", until=None, now=NOW)
     await one.pause("refund.*", actor="ann", reason="", until=NOW + 60, now=NOW + 1)

@@ -1,4 +1,4 @@
-"""What the store on PostgreSQL promises beyond the contract of every store."""
+"""Promises of the store on PostgreSQL beyond the contract of every store."""
 
 import random
 from collections import Counter
@@ -99,9 +99,7 @@ def delivery(webhook_id: str = "m1", *, at: float = 1000.0, **fields: Any) -> Ne
 
 
 @pytest.mark.parametrize("ahead", [-HOUR, HOUR])
-async def test_leases_are_told_by_the_clock_of_the_database(
-    database: Database, ahead: float
-) -> None:
+async def test_leases_use_the_clock_of_the_database(database: Database, ahead: float) -> None:
     async with database.open("one") as one, database.open("two") as two:
         assert (await one.claim(delivery("inline", at=1000))).admission is Admission.NEW
         await one.accept(delivery("queued", at=1000), leased=True)
@@ -160,7 +158,8 @@ async def test_two_hosts_never_lead_at_once(
                 await nursery.start(host("one", one).run)
                 await until(lambda: seen == [("one", 1)])
                 await nursery.start(host("two", two).run)
-                # The database is away for the leader alone: it gives up before the other begins.
+                # The database is unavailable only to the leader: it stops leading before the other
+                # begins.
                 monkeypatch.setattr(one, "lead", away)
                 await until(lambda: seen == [("one", 1), ("two", 2)])
                 monkeypatch.undo()
@@ -222,7 +221,9 @@ async def test_a_start_takes_what_its_dead_predecessor_and_the_processes_of_that
         assert [owner for (owner,) in left if owner] == ["deader", "other.dead.1"]
 
 
-async def test_what_a_command_puts_back_between_two_polls_is_noticed(database: Database) -> None:
+async def test_events_replayed_by_a_command_between_two_polls_are_noticed(
+    database: Database,
+) -> None:
     """The command opens the store, replays and closes, all between two polls of an idle host."""
     async with database.open("host") as host, database.open("third") as third:
         await host.accept(delivery("m1"), leased=True)
@@ -245,7 +246,7 @@ async def test_what_a_command_puts_back_between_two_polls_is_noticed(database: D
         assert (await host.counts())[DeliveryState.DEAD] == 1
 
 
-async def test_what_a_dead_host_held_is_noticed_and_run_by_another(database: Database) -> None:
+async def test_events_of_a_dead_host_are_noticed_and_run_by_another(database: Database) -> None:
     async with database.open("one", lease_seconds=0.2) as one, database.open("two") as two:
         await one.accept(delivery("m1"), leased=True)
         await one.start("m1", now=1000)
@@ -255,7 +256,7 @@ async def test_what_a_dead_host_held_is_noticed_and_run_by_another(database: Dat
                 await trio.sleep(0.01)
         (record,) = (await two.take_due(limit=9, now=1001)).records
         assert (record.state, record.process_ends) == (DeliveryState.RECEIVED, 1)
-        # Nobody has told the first one, and its late end changes nothing.
+        # The first owner was not notified, and its late outcome changes nothing.
         await one.finish("m1", Done(), now=1002)
         assert (await two.get("m1")).state is DeliveryState.RECEIVED
 
@@ -373,8 +374,8 @@ async def test_of_two_hosts_that_claim_in_one_lane_the_second_waits_and_finds_ot
     dialect = Dialect("postgresql", server_clock=True)
 
     def accept(connection: Any, key: str) -> None:
-        told = delivery(key, subject="s", ordered=True)
-        arriving = [deliveries.Arriving(told, None)]
+        incoming = delivery(key, subject="s", ordered=True)
+        arriving = [deliveries.Arriving(incoming, None)]
         deliveries.accept_all(PostgresTransaction(connection, dialect), terms, arriving)
 
     async with database.open("two") as two:
@@ -418,8 +419,8 @@ async def test_hosts_that_work_at_once_run_each_delivery_once(database: Database
         async with database.open(name) as inbox:
             for number in range(40):
                 # Half of them come to both.
-                told = delivery(f"m{number if number % 2 else f'{name}{number}'}")
-                await inbox.accept(told, leased=False)
+                incoming = delivery(f"m{number if number % 2 else f'{name}{number}'}")
+                await inbox.accept(incoming, leased=False)
             while records := (await inbox.take_due(limit=7, now=1001)).records:
                 for record in records:
                     await inbox.start(record.key, now=1001)
@@ -505,7 +506,7 @@ async def test_a_schema_of_an_older_version_is_migrated_beside_a_host_that_works
                     assert has_another(empty)
 
             nursery.start_soon(accept)
-            # Each waits for what the other does, and neither does it twice.
+            # Each waits for the other's work, and neither repeats it.
             async with trio.open_nursery() as starts:
                 for name in ("one", "two"):
                     starts.start_soon(open_one, name)
@@ -515,7 +516,7 @@ async def test_a_schema_of_an_older_version_is_migrated_beside_a_host_that_works
     assert accepted
 
 
-async def test_a_user_who_may_not_upgrade_the_schema_is_told_so(
+async def test_a_user_without_schema_privileges_gets_an_explanation(
     empty: Database, with_another_version: Callable[[], None]
 ) -> None:
     async with empty.open():
@@ -542,7 +543,7 @@ async def test_a_user_who_may_not_upgrade_the_schema_is_told_so(
         "TRUNCATE sdk_trio.audit",
     ],
 )
-async def test_nobody_changes_the_audit_trail(database: Database, statement: str) -> None:
+async def test_the_audit_trail_is_immutable(database: Database, statement: str) -> None:
     import psycopg
 
     async with database.open() as inbox:
@@ -650,9 +651,7 @@ async def lose(database: Database, made: bool, change: Callable[[], Awaitable[No
 
 
 @pytest.mark.parametrize("made", [True, False])
-async def test_a_start_whose_commit_nobody_has_heard_of_counts_once(
-    database: Database, made: bool
-) -> None:
+async def test_a_start_with_an_unknown_commit_counts_once(database: Database, made: bool) -> None:
     outcomes = {"m1": Done(), "m2": Done("answered"), "m3": Retry(1100, "no")}
     async with database.open() as inbox:
         for key in (*outcomes, "m4"):
@@ -673,9 +672,7 @@ async def test_a_start_whose_commit_nobody_has_heard_of_counts_once(
 
 
 @pytest.mark.parametrize("made", [True, False])
-async def test_a_run_whose_commit_nobody_has_heard_of_is_ended_once(
-    database: Database, made: bool
-) -> None:
+async def test_a_run_with_an_unknown_commit_is_ended_once(database: Database, made: bool) -> None:
     async with database.open() as inbox:
         await inbox.accept(delivery(), leased=True)
 
@@ -689,9 +686,9 @@ async def test_a_run_whose_commit_nobody_has_heard_of_is_ended_once(
             await inbox.repeat(["m1"])
         await inbox.finish("m1", Done(), now=1003)
         record = await inbox.get("m1")
-        told = (record.state, record.attempts, record.generation)
-        # One that was put back meanwhile is not ended by the run before.
-        assert told == ((DeliveryState.RECEIVED, 0, 1) if made else (DeliveryState.DONE, 1, 0))
+        reported = (record.state, record.attempts, record.generation)
+        # An event that was replayed meanwhile is not ended by the earlier run.
+        assert reported == ((DeliveryState.RECEIVED, 0, 1) if made else (DeliveryState.DONE, 1, 0))
 
 
 async def test_a_commit_whose_wait_for_the_standby_was_cancelled_is_not_acknowledged(
@@ -754,7 +751,7 @@ async def test_commits_are_durable_where_the_server_would_not_make_them_so(
 
 
 @pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
-async def test_texts_of_all_scripts_are_kept_whatever_encoding_the_users_settings_say(
+async def test_texts_of_all_scripts_are_stored_under_any_client_encoding(
     database: Database, encoding: str
 ) -> None:
     database.execute(f"ALTER DATABASE {database.name} SET client_encoding = {encoding}")
@@ -775,7 +772,7 @@ async def test_a_database_that_cannot_hold_every_text_is_refused(empty: Database
             pass
 
 
-async def test_a_user_whose_transactions_only_read_is_told_so(empty: Database) -> None:
+async def test_a_user_with_read_only_transactions_gets_an_explanation(empty: Database) -> None:
     empty.server.execute(f"ALTER DATABASE {empty.name} SET default_transaction_read_only = on")
     with pytest.raises(StoreUnavailableError, match="default_transaction_read_only"):
         async with empty.open():
@@ -967,7 +964,7 @@ async def test_no_look_reads_more_where_more_waits_behind_others(database: Datab
     walking: list[float] = []
     afterwards: list[float] = []
 
-    def read_by_a_look() -> float:
+    def read_by_a_poll() -> float:
         used = blocks(server, database.name)
         looks = [used[each] for each in used if "expired AS" in each or "lane > " in each]
         assert looks
@@ -981,14 +978,14 @@ async def test_no_look_reads_more_where_more_waits_behind_others(database: Datab
             with trio.fail_after(60):
                 while (await inbox.take_due(limit=100, now=1001)).more:
                     pass
-            walking.append(read_by_a_look())
+            walking.append(read_by_a_poll())
             forget_blocks(server)
             for number in range(ended + 1, ended + 5):
                 await inbox.start(f"k{number}", now=1001)
                 await inbox.finish(f"k{number}", Done(), now=1001)
                 (record,) = (await inbox.take_due(limit=100, now=1001)).records
                 assert record.webhook_id == f"k{number + 4}"
-            afterwards.append(read_by_a_look())
+            afterwards.append(read_by_a_poll())
     assert walking[1] <= 2 * walking[0], walking
     assert afterwards[1] <= 1.5 * afterwards[0], afterwards
 
@@ -1026,7 +1023,7 @@ async def test_the_backlog_costs_few_statements_for_a_claim_and_for_runs_that_en
         async with trio.open_nursery() as nursery:
             for record in due.records:
                 nursery.start_soon(run, record.key)
-        # One ends them all, one counts the change. The first of them may go alone.
+        # One operation ends them all, another counts the change. The first one may run alone.
         assert sum(statements(database).values()) <= 3
         assert (await inbox.counts())[DeliveryState.DONE] == 20
 
@@ -1043,7 +1040,7 @@ async def test_jobs_of_different_kinds_need_no_more_than_their_own_statements(
         assert set(called.values()) == {1}
 
 
-async def test_a_start_that_nobody_waits_for_is_soon_seen_by_others(database: Database) -> None:
+async def test_an_unawaited_start_is_soon_seen_by_others(database: Database) -> None:
     async with database.open("one") as one, database.open("two") as two:
         await one.accept(delivery(), leased=True)
         one.start_unawaited("m1", now=1001)
@@ -1109,9 +1106,11 @@ async def test_a_pooler_that_changes_connections_changes_nothing(
         ("Connection refused", "a running receiver goes on by itself when the server answers"),
     ],
 )
-def test_a_server_that_refuses_is_told_from_one_that_is_away(said: str, hint: str) -> None:
+def test_a_refusing_server_is_distinguished_from_an_unreachable_one(said: str, hint: str) -> None:
     psycopg = pytest.importorskip("psycopg")
     from sdk_trio.storage.engines.postgres_address import PostgresAddress
 
-    told = PostgresAddress(dsn="postgresql://db.example/b").describe(psycopg.OperationalError(said))
-    assert hint in str(told)
+    reported = PostgresAddress(dsn="postgresql://db.example/b").describe(
+        psycopg.OperationalError(said)
+    )
+    assert hint in str(reported)

@@ -1,4 +1,4 @@
-"""The engine of PostgreSQL: transactions, values, and servers that are away, slow or hostile."""
+"""The engine of PostgreSQL: transactions, values, and servers that are down, slow or hostile."""
 
 import errno
 import os
@@ -76,7 +76,7 @@ class Database:
         self.server.end_sessions(self.name)
 
     def end(self, which: str, by: str = "pg_terminate_backend") -> None:
-        """Wait for a session of which ``which`` is true, and end it or its statement."""
+        """Wait for a session that matches ``which``, and end it or its statement."""
         statement = f"SELECT {by}(pid) FROM pg_stat_activity WHERE datname = '{self.name}'"
         wait_until(lambda: self.execute(f"{statement} AND {which}"))
 
@@ -143,7 +143,7 @@ def thread() -> Iterator[ThreadPoolExecutor]:
 
 @pytest.fixture
 def role(database: Database) -> Iterator[Callable[[str, str], None]]:
-    """Gives the role settings of its own for the length of a test."""
+    """Set settings of the role for the length of a test."""
     given = []
 
     def give(setting: str, value: str) -> None:
@@ -246,7 +246,7 @@ def test_a_unit_that_raises_changes_nothing(database: Database, path: str) -> No
 
 
 @pytest.mark.parametrize("call", ["run", "each", "insert"])
-def test_a_statement_that_the_server_refuses_fails_alone_and_says_why(
+def test_a_refused_statement_fails_alone_with_the_reason(
     database: Database, path: str, call: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = database.engine(dsn=path)
@@ -294,7 +294,7 @@ def test_a_complete_statement_is_committed_and_counted_once(
     text += "SELECT key FROM made"
 
     def work(transaction: Any, key: str) -> None:
-        # What has changed nothing may go on with something else.
+        # A transaction that has changed nothing may continue.
         rows = transaction.complete(text, key=key) or transaction.all(
             f"{PUT} RETURNING key", key=f"not {key}"
         )
@@ -448,7 +448,7 @@ def test_a_commit_whose_end_is_unknown_is_reported_and_not_run_again(
     put(engine, "after")
 
 
-def test_a_server_that_is_away_is_dialled_after_pauses_and_comes_back(
+def test_an_unavailable_server_is_dialled_after_pauses_until_it_returns(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dials: list[str] = []
@@ -502,7 +502,7 @@ def test_each_outage_is_logged_also_by_a_part_that_has_not_dialled_since_the_one
         commits.failed(StoreUnavailableError("restart"))
         effects.failed(StoreUnavailableError("restart"))
         commits.succeeded()
-        effects.failed(StoreUnavailableError("no room for another connection"))
+        effects.failed(StoreUnavailableError("no slot for another connection"))
         effects.succeeded()
     logged = [record.getMessage().split()[0] for record in caplog.records]
     away, answers = "store.unavailable", "store.answers"
@@ -616,7 +616,7 @@ def test_no_setting_of_the_role_reaches_a_transaction(
 
 
 @pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
-def test_texts_of_all_scripts_are_kept_whatever_encoding_the_users_settings_say(
+def test_texts_of_all_scripts_are_stored_under_any_client_encoding(
     database: Database, encoding: str
 ) -> None:
     database.execute(f"ALTER DATABASE {database.name} SET client_encoding = {encoding}")
@@ -683,7 +683,7 @@ def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_hasty")
-def test_a_half_open_connection_is_cut_and_made_anew(
+def test_a_half_open_connection_is_closed_and_replaced(
     database: Database, proxy: SilentProxy, caplog: pytest.LogCaptureFixture
 ) -> None:
     dsn = f"host=127.0.0.1 port={proxy.port} user=owner dbname={database.name}"
@@ -814,7 +814,7 @@ def test_a_password_is_in_no_message_and_no_repr() -> None:
         ("Connection refused", "a running receiver goes on by itself when the server answers"),
     ],
 )
-def test_a_server_that_refuses_is_told_from_one_that_is_away(reason: str, hint: str) -> None:
+def test_a_refusing_server_is_distinguished_from_an_unreachable_one(reason: str, hint: str) -> None:
     address = PostgresAddress(dsn="postgresql://db.example/b")
     assert hint in str(address.describe(psycopg.OperationalError(reason)))
 

@@ -1,4 +1,5 @@
-"""The history on PostgreSQL: days that are opened and dropped, and what has to survive that."""
+"""The history on PostgreSQL: partitions of days that are created and dropped, and data that must
+survive that."""
 
 import re
 from collections.abc import AsyncIterator
@@ -126,7 +127,7 @@ async def test_order_and_duplicates_across_midnight(store: Store) -> None:
         assert await keys_in(inbox) == ["b", "a"]
 
 
-async def test_what_must_stay_of_old_days_stays_in_one_partition(store: Store) -> None:
+async def test_retained_rows_of_old_days_are_in_one_partition(store: Store) -> None:
     async with store.open() as inbox:
         for number in range(3):
             now = number * DAY + 100
@@ -134,7 +135,7 @@ async def test_what_must_stay_of_old_days_stays_in_one_partition(store: Store) -
             await run(inbox, f"done-{number}", now)
             await run(inbox, f"dead-{number}", now, Dead("no"))
         await run(inbox, "late", now)
-        # Put back and done again: it is of day 1, and was done on the last one.
+        # Replayed and done again: it is of day 1, and was done on the last day.
         await inbox.replay(["dead-1"])
         await inbox.start("dead-1", now=5 * DAY)
         await inbox.finish("dead-1", Done(), now=5 * DAY)
@@ -147,7 +148,7 @@ async def test_what_must_stay_of_old_days_stays_in_one_partition(store: Store) -
         assert (dead.state, dead.raw) == (DeliveryState.DEAD, delivery("", 0).raw)
         assert len(await inbox.attempts("dead-0")) == 1
         assert store.broken_rules() == []
-        # It is put back as any other, and goes when it is old.
+        # It can be replayed like any other event, and is removed when it is old.
         assert await inbox.replay(["dead-0"]) == ["dead-0"]
         await inbox.start("dead-0", now=now)
         await inbox.finish("dead-0", Done(), now=now)
@@ -243,7 +244,7 @@ async def test_a_process_that_ends_while_it_drops_a_day(store: Store) -> None:
                 nursery.start_soon(_purge_in_vain, inbox)
                 await until(lambda: store.execute(f"SELECT pg_terminate_backend(pid) {waiting}"))
         assert store.days == [(0, 1), (1, 2), (2, 3)]
-        # Its key is gone already: what comes is a new delivery, which stays.
+        # Its key is gone already: the next delivery is new, and stays.
         assert (await inbox.accept(delivery("m0", 4 * DAY), leased=False)).admission is (
             Admission.NEW
         )
@@ -309,7 +310,7 @@ async def _purge_in_vain(inbox: Any) -> None:
 async def test_a_statement_that_began_before_the_partition_was_made(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It gets a number of a day of which it does not know, and is run again."""
+    """It gets a number of a day that it does not know, and is run again."""
     import psycopg
 
     monkeypatch.setattr("sdk_trio.storage.engines.postgres_address.LOCK_WAIT_SECONDS", 60.0)
@@ -450,7 +451,8 @@ async def test_a_change_that_is_committed_late_is_noticed(store: Store) -> None:
         assert await inbox.tenants.revision() != before
 
 
-#: What engines that speak PostgreSQL's protocol lack, or what means nothing on several servers.
+#: Features that other engines with PostgreSQL's protocol lack, or that have no meaning on several
+#: servers.
 _LACKING = re.compile(
     r"pg_(try_)?advisory|\bLISTEN\b|pg_notify|snapshot_xmin|\bctid\b|\bxmin\b|LOCK TABLE"
 )

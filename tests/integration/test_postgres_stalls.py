@@ -74,7 +74,7 @@ def path(request: pytest.FixtureRequest, database: Database) -> str:
 
 @pytest.fixture
 def role(database: Database) -> Iterator[Any]:
-    """Gives the role settings of its own for the length of a test."""
+    """Set settings of the role for the length of a test."""
     given = []
 
     def give(setting: str, value: str) -> None:
@@ -90,7 +90,7 @@ def delivery(webhook_id: str = "m1", *, at: float = 1000.0, **fields: Any) -> Ne
     return NewDelivery(webhook_id, "order.paid", b'{"type":"order.paid"}', 7, at, **fields)
 
 
-def accept_by(connection: Any, told: NewDelivery) -> None:
+def accept_by(connection: Any, incoming: NewDelivery) -> None:
     """Keep a delivery in the transaction of another host's connection."""
     from sdk_trio.storage.admission import LeaseTerms
     from sdk_trio.storage.engines.postgres import PostgresTransaction
@@ -98,7 +98,7 @@ def accept_by(connection: Any, told: NewDelivery) -> None:
     from sdk_trio.storage.sql.dialect import Dialect
 
     transaction = PostgresTransaction(connection, Dialect("postgresql", server_clock=True))
-    accept_all(transaction, LeaseTerms(owner="other", **TERMS), [Arriving(told, None)])
+    accept_all(transaction, LeaseTerms(owner="other", **TERMS), [Arriving(incoming, None)])
 
 
 # -- settings of the role --------------------------------------------------------------------------
@@ -212,7 +212,8 @@ async def test_a_frozen_host_keeps_only_its_own_keys_and_is_named(
 async def test_locked_rows_hold_up_no_other_job_for_longer_than_one_wait(
     database: Database, path: str
 ) -> None:
-    """Each locked row of a batch cost a wait of its own, and all other callers had left by then."""
+    """Without the limit, each locked row of a batch costs a separate wait, and all other callers
+    leave."""
     import psycopg
 
     keys = [f"locked-{number}" for number in range(4)]
@@ -316,7 +317,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("hasty")
-async def test_half_open_connections_are_given_up_and_made_anew(
+async def test_half_open_connections_are_given_up_and_replaced(
     database: Database, proxy: SilentProxy
 ) -> None:
     dsn = f"host=127.0.0.1 port={proxy.port} user=owner dbname={database.name}"
@@ -395,7 +396,7 @@ async def test_a_retry_is_due_by_the_clock_of_the_database(
             await inbox.finish(key, Retry(at, "no"), now=begun)
         due = await wrong.take_due(limit=9, now=off)
         assert [record.key for record in due.records] == ["due"]
-        # In the time of whoever asks, who waits by that clock.
+        # In the time of the process that polls, because it waits by that clock.
         assert due.next_due_at == pytest.approx(off + 500, abs=60)
         await wrong.release(["due"])
         due = await right.take_due(limit=9, now=now)
@@ -433,7 +434,7 @@ async def test_a_tail_misses_no_delivery_that_is_committed_behind_a_later_one(
             await inbox.accept(delivery("last"), leased=False)
             await inbox.finish("last", Done(), now=1001)
             for key in ("before-begin", "lower"):
-                # Done by the next look, so the list of what is open does not show it.
+                # Done by the next poll, so the list of open events does not contain it.
                 await inbox.start(key, now=1001)
                 await inbox.finish(key, Done(), now=1001)
             found |= {record.key for record in await tailer.changes()}

@@ -27,7 +27,7 @@ pytestmark = [
 
 # -- llhttp: requests -----------------------------------------------------------------------------
 
-#: A heading, or a case: its type, its bytes, and what the strict parser said of them.
+#: A heading, or a case: its type, its bytes, and the strict parser's result.
 _BLOCK = re.compile(
     r"^#+ ([^\n]*)$|<!--\s*meta=(\{[^\n]*?\})\s*-->\s*"
     r"```http\n((?:(?!```).)*)```(?:(?!```).)*```log\n((?:(?!```).)*)```",
@@ -111,7 +111,8 @@ def expected_statuses(file, title, log):
 
 
 def parsed_statuses(data, limits):
-    """What the parsers of heads and chunks make of a connection's bytes; 400 for its early end."""
+    """Return the result of the parsers of heads and chunks for a connection's bytes; 400 for an
+    early end."""
     statuses = []
     try:
         while data:
@@ -236,7 +237,7 @@ async def _statuses(files):
             with await RawWire.connect(app.url) as wire:
                 await wire.send(delivery_request(delivery))
                 statuses[file.name] = (await wire.answer()).status
-        # The receiver goes on.
+        # The receiver continues to work.
         with await RawWire.connect(app.url) as wire:
             await wire.send(delivery_request(signed()))
             assert (await wire.answer()).status == 200

@@ -38,10 +38,10 @@ async def open_inbox(directory):
     )
 
 
-async def test_what_was_committed_although_its_request_was_cancelled_is_handled(
+async def test_an_event_committed_despite_a_cancelled_request_is_handled(
     tmp_path, handlers, handled
 ):
-    """A cancelled sender delivers again and is told 200: so the event must be on its way."""
+    """A cancelled sender delivers again and gets 200, so the event must be in the queue."""
     inbox = await open_inbox(tmp_path)
     bench = Bench.of(handlers, inbox)
     with trio.fail_after(60):
@@ -71,7 +71,7 @@ async def test_what_was_committed_although_its_request_was_cancelled_is_handled(
 @pytest.mark.parametrize("enqueue", [False, True])
 @pytest.mark.parametrize("fails", [False, True])
 async def test_a_run_that_ends_although_it_was_cancelled_is_not_forgotten(tmp_path, enqueue, fails):
-    """Its handler shields what must not be done twice: the next start must not repeat it."""
+    """Its handler shields work that must not be done twice: the next start must not repeat it."""
     begun, cancelled = trio.Event(), trio.Event()
 
     async def handle(event):

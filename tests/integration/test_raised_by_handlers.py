@@ -1,4 +1,4 @@
-"""Whatever a handler raises, returns or cancels ends as that handler's failure."""
+"""Anything that a handler raises, returns or cancels becomes that handler's failure."""
 
 import httpx
 import pytest
@@ -89,7 +89,7 @@ BEYOND_NURSERIES = {"repr-raises", "nested-5000", "leaked-cancelled"}
 
 @pytest.mark.parametrize("environment", ["Development", "Production"])
 @pytest.mark.parametrize("way", WAYS)
-async def test_whatever_a_handler_raises_is_its_failure(tmp_path, monkeypatch, way, environment):
+async def test_any_exception_of_a_handler_is_its_failure(tmp_path, monkeypatch, way, environment):
     keys = dict(POLICY, Environment=environment)
     if way == "transaction on PostgreSQL":
         monkeypatch.setenv("SDK_POSTGRES_DSN", running_server().fresh())

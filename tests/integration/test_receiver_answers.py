@@ -243,7 +243,7 @@ async def test_all_failures_of_verification_are_the_same_bytes(caplog):
             }
         assert {name: answer for name, answer in answers.items() if answer != OPAQUE} == {}
         assert await nothing_is_kept(app)
-    # The log tells apart what the wire does not.
+    # The log distinguishes causes that have the same answer.
     assert causes >= {
         "missing_header",
         "repeated_header",
@@ -290,7 +290,7 @@ async def test_an_inline_handler_has_ended_before_the_200(store):
         assert (answer.status, answer.body) == (200, b"{}")
         record = await app.store.get("a")
         assert record.state == DeliveryState.DONE
-        # In memory, what has finished keeps no body.
+        # In memory, finished events keep no body.
         in_memory = store.get("Storage__Backend", "Memory") == "Memory"
         assert record.raw == (None if in_memory else delivery.body)
 
@@ -456,7 +456,7 @@ async def test_while_it_drains_the_answer_is_503_and_nothing_is_kept(store):
             assert (answer.status, answer.body) == (503, b'{"error":"temporarily unavailable"}')
             assert int(answer.headers["retry-after"]) >= 1
             assert await app.store.get("late") is None
-            # What was in progress is finished.
+            # Requests in progress are finished.
             gate.set()
             assert (await first.answer()).status == 200
 
@@ -496,7 +496,7 @@ async def test_a_client_that_leaves_before_the_end_of_its_request_leaves_nothing
 # -- the store --------------------------------------------------------------------------------
 
 
-async def test_a_disk_that_is_full_is_503_until_there_is_room(tmp_path, caplog):
+async def test_a_full_disk_is_503_until_there_is_space(tmp_path, caplog):
     async with serving(
         registry(works), Storage__Backend="Sqlite", Storage__Path=str(tmp_path / "data")
     ) as app:
@@ -527,7 +527,7 @@ async def test_an_enqueued_event_is_not_answered_before_it_is_committed(tmp_path
     ) as app:
         blocker = apsw.Connection(str(tmp_path / "data" / "inbox.db"))
         blocker.set_busy_timeout(60_000)
-        blocker.execute("BEGIN IMMEDIATE")  # nobody else can commit now
+        blocker.execute("BEGIN IMMEDIATE")  # no other connection can commit now
         with await RawWire.connect(app.url) as wire:
             await wire.send(delivery_request(signed(webhook_id="a")))
             with trio.move_on_after(0.3) as scope:

@@ -27,7 +27,7 @@ async def still_serves(app):
 
 
 def task_count():
-    """How many tasks this run has, but for those that keep idle cells, which are used again."""
+    """Return the number of tasks of this run, except those of idle cells, which are reused."""
     count, tasks = 0, [trio.lowlevel.current_root_task()]
     while tasks:
         task = tasks.pop()
@@ -76,7 +76,7 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("name", MALFORMED)
-async def test_what_is_no_request_is_refused_and_the_connection_closed(name):
+async def test_bytes_that_are_no_request_are_refused_and_the_connection_closed(name):
     async with serving(registry(works)) as app:
         with await RawWire.connect(app.url) as wire:
             await wire.send_what_is_taken(MALFORMED[name])

@@ -29,7 +29,7 @@ OPAQUE = b'{"error":"invalid webhook"}'
 @pytest.mark.parametrize(
     ("trusted", "headers", "status"),
     [
-        # Nobody is believed who is not listed, whatever it says.
+        # Headers of an unlisted proxy are never trusted.
         ([], [], 400),
         ([], [("X-Forwarded-Proto", "https")], 400),
         ([], [("Forwarded", "proto=https")], 400),
@@ -40,12 +40,12 @@ OPAQUE = b'{"error":"invalid webhook"}'
         (LOOPBACK, [("Forwarded", "for=192.0.2.7;proto=https")], 200),
         (LOOPBACK, [("X-Forwarded-Proto", "http")], 400),
         (LOOPBACK, [], 400),
-        # It vouches for what it added itself: the entry at the right-hand end.
+        # Only the entry that the proxy itself added is trusted: the rightmost one.
         (LOOPBACK, [("X-Forwarded-Proto", "https, http")], 400),
         (LOOPBACK, [("X-Forwarded-Proto", "http, https")], 200),
         (LOOPBACK, [("X-Forwarded-Proto", "https"), ("X-Forwarded-Proto", "http")], 400),
         (LOOPBACK, [("X-Forwarded-Proto", "http"), ("X-Forwarded-Proto", "https")], 200),
-        # What cannot be read, or contradicts itself, counts as not secure.
+        # Unreadable or contradictory headers count as not secure.
         (LOOPBACK, [("X-Forwarded-Proto", "https;")], 400),
         (LOOPBACK, [("X-Forwarded-Proto", "")], 400),
         (LOOPBACK, [("Forwarded", "proto=https"), ("X-Forwarded-Proto", "http")], 400),
@@ -53,7 +53,7 @@ OPAQUE = b'{"error":"invalid webhook"}'
         (LOOPBACK, [("X-Forwarded-Ssl", "on"), ("Front-End-Https", "on")], 400),
     ],
 )
-async def test_what_counts_as_https_behind_a_proxy(trusted, headers, status):
+async def test_requests_that_count_as_https_behind_a_proxy(trusted, headers, status):
     async with serving(
         registry(works), Webhooks__RequireHttps=True, Server__TrustedProxies=trusted
     ) as app:
@@ -90,7 +90,7 @@ async def test_the_rate_and_the_ranges_go_by_the_address_that_a_trusted_proxy_re
         assert await status_from("198.51.100.1") == 429
         assert await status_from("198.51.100.2") == 200
         assert await status_from("203.0.113.1") == 403
-        # Spoofed by the sender, then what the proxy saw.
+        # First the entry spoofed by the sender, then the proxy's own entry.
         assert await status_from("198.51.100.3, 203.0.113.1") == 403
 
 

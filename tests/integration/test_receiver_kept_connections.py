@@ -28,19 +28,19 @@ OTHER_SECRET = "whsec_" + "QUJD" * 8  # a test value
 
 
 def plain(*extra, **options):
-    """A delivery with an id of its own, as the bytes of a request."""
+    """Return a delivery with a new id, as the bytes of a request."""
     return delivery_request(signed(), *extra, **options)
 
 
 def with_header(name, value):
-    """A delivery of which one header has another value, whatever was signed."""
+    """Return a delivery with another value of one header, regardless of the signature."""
     delivery = signed()
     headers = [(n, value if n.lower() == name else v) for n, v in delivery.headers.items()]
     return request(delivery.body, headers)
 
 
 def repeated(name):
-    """A delivery of which one header is sent twice."""
+    """Return a delivery that has one header twice."""
     delivery = signed()
     value = {n.lower(): v for n, v in delivery.headers.items()}[name]
     return delivery_request(delivery, (name, value))
@@ -100,7 +100,7 @@ async def test_in_any_order_on_one_connection_the_answers_are_the_same(receiver,
     async with receiver() as app:
         wire = await RawWire.connect(app.url)
         for name in names:
-            # Each of them comes once alone, and once after its like.
+            # Each of them is sent once alone, and once after a similar request.
             for _ in range(3):
                 make, status = REQUESTS[name]
                 await wire.send_what_is_taken(make())
@@ -112,7 +112,7 @@ async def test_in_any_order_on_one_connection_the_answers_are_the_same(receiver,
         wire.__exit__()
 
 
-async def test_a_sender_behind_a_proxy_is_told_from_the_one_before(receiver):
+async def test_senders_behind_one_proxy_are_distinguished(receiver):
     keys = {
         "Server__TrustedProxies": ["127.0.0.1"],
         "Webhooks__AllowedSourceIpRanges": ["10.1.0.0/16"],
@@ -164,7 +164,7 @@ async def test_new_rules_count_for_the_next_request_of_a_kept_connection(receive
             assert (await wire.answer()).status == 403
 
 
-async def test_a_refusal_tells_the_log_and_the_counters_the_same(receiver, caplog):
+async def test_a_refusal_is_logged_and_counted_alike(receiver, caplog):
     async with receiver() as app:
         with await RawWire.connect(app.url) as wire:
             for _ in range(3):

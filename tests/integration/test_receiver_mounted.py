@@ -1,4 +1,4 @@
-"""The receiver alone, mounted in somebody else's application and server."""
+"""The receiver alone, mounted in another application and server."""
 
 import json
 from contextlib import asynccontextmanager
@@ -74,7 +74,7 @@ async def test_the_lifespan_of_another_server_starts_and_drains_it(sqlite):
     assert receiver.report.persisted == 0
 
 
-async def test_what_its_drain_does_not_finish_in_time_stays_in_the_store(sqlite):
+async def test_events_that_its_drain_does_not_finish_stay_in_the_store(sqlite):
     async def handler(event):
         await trio.sleep_forever()
 
@@ -113,21 +113,21 @@ async def test_a_mount_under_a_prefix_keeps_the_whole_path():
         nursery.cancel_scope.cancel()
 
 
-async def test_where_nothing_starts_it_the_answer_is_503():
+async def test_without_a_start_the_answer_is_503():
     receiver = WebhookReceiver(settings(), registry(works))
     application = Starlette(routes=[Route("/hooks/sdk", receiver, methods=["POST"])])
     async with served(application) as address:
         delivery = signed()
         status, body = await post(address, delivery)
         assert (status, json.loads(body)) == (503, {"error": "temporarily unavailable"})
-        # As soon as somebody starts it, the same delivery is taken.
+        # Once the application starts it, the same delivery is accepted.
         async with trio.open_nursery() as nursery:
             await nursery.start(receiver.run)
             assert (await post(address, delivery))[0] == 200
             nursery.cancel_scope.cancel()
 
 
-async def test_a_locked_store_is_a_lifespan_failure_that_says_so(sqlite):
+async def test_a_locked_store_is_a_lifespan_failure_with_its_reason(sqlite):
     runtime = Runtime(settings(**sqlite))
     receiver = WebhookReceiver(settings(**sqlite), registry(works))
     messages = []
@@ -178,7 +178,7 @@ async def test_two_receivers_of_one_application_share_a_given_store():
 
 @pytest.mark.parametrize("end", ["drain", "cancellation"])
 async def test_an_inline_run_that_outlasts_the_receiver_is_recorded(sqlite, end):
-    """Its handler shields what must not be done twice: the next start must not repeat it."""
+    """Its handler shields work that must not be done twice: the next start must not repeat it."""
     begun = trio.Event()
     answers = []
 

@@ -1,7 +1,7 @@
-"""Two receivers on one inherited socket and one store: what the store keeps apart.
+"""Two receivers on one inherited socket and one store, which separates their work.
 
 A runtime takes its data directory for itself (``test_runtime_life``), so these are its parts: a
-receiver with an inbox, and a server. What holds here is what several processes will stand on.
+receiver with an inbox, and a server. Several processes of one host rely on this.
 """
 
 import contextlib
@@ -107,7 +107,7 @@ def two_processes(directory: Path) -> Iterator[tuple[str, list[subprocess.Popen[
 def handled(directory: Path) -> list[tuple[str, str]]:
     """Process and id of every run of a handler, in their order."""
     file = directory / "handled"
-    # What follows the last end of a line is still being written.
+    # Text after the last line break is still being written.
     lines = file.read_text().split("\n")[:-1] if file.exists() else []
     return [(process, webhook_id) for process, webhook_id in map(str.split, lines)]
 
@@ -119,13 +119,13 @@ def signed_delivery(type_: str, webhook_id: str) -> SignedDelivery:
 
 
 async def deliver_until_accepted(url: str, delivery: SignedDelivery) -> None:
-    """Deliver on connections of their own, as a sender that tries again, until a 200."""
+    """Deliver on new connections, like a sender that retries, until a 200."""
     while True:
         with await Wire.connect(url) as wire:
             status = (await wire.post(delivery)).status
         if status == 200:
             return
-        # The other process is running it: it asks to come again.
+        # The other process runs it, so this one asks the sender to retry.
         assert status == 503
         await trio.sleep(0.02)
 
@@ -137,7 +137,9 @@ async def deliver_all(url: str, deliveries: Sequence[SignedDelivery]) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="an inherited socket")
 @pytest.mark.parametrize("type_", ["order.paid", "order.created"], ids=["enqueued", "inline"])
-async def test_what_two_processes_acknowledge_is_handled_once(tmp_path: Path, type_: str) -> None:
+async def test_events_acknowledged_by_two_processes_are_handled_once(
+    tmp_path: Path, type_: str
+) -> None:
     with two_processes(tmp_path) as (url, processes):
         wanted: list[str] = []
         with trio.fail_after(PATIENCE_SECONDS):

@@ -1,4 +1,4 @@
-"""The simulator: signed samples to our own endpoint, in Development alone."""
+"""The simulator: signed samples to our own endpoint, only in Development."""
 
 import json
 
@@ -21,7 +21,7 @@ async def simulate(app, event_type, content=b"", method="POST"):
         return await client.request(method, url, content=content)
 
 
-async def test_it_signs_posts_and_tells_what_came_back():
+async def test_it_signs_posts_and_returns_the_answer():
     seen = []
 
     async def handler(event):
@@ -29,10 +29,10 @@ async def test_it_signs_posts_and_tells_what_came_back():
 
     async with serving(registry(handler)) as app:
         answer = await simulate(app, "order.paid")
-        told = answer.json()
+        simulated = answer.json()
         assert answer.status_code == 200
         assert answer.headers["content-type"] == "application/json"
-        assert list(told) == [
+        assert list(simulated) == [
             "eventType",
             "webhookId",
             "timestamp",
@@ -41,13 +41,13 @@ async def test_it_signs_posts_and_tells_what_came_back():
             "status",
             "body",
         ]
-        assert (told["status"], told["body"]) == (200, "{}")
-        assert (told["eventType"], told["targetUrl"]) == ("order.paid", app.url)
+        assert (simulated["status"], simulated["body"]) == (200, "{}")
+        assert (simulated["eventType"], simulated["targetUrl"]) == ("order.paid", app.url)
         [event] = seen
-        assert event.webhook_id == told["webhookId"]
-        expected = sign(SECRET, told["webhookId"], told["timestamp"], event.raw)
-        assert told["signature"] == expected
-        assert (await app.store.get(told["webhookId"])).state is DeliveryState.DONE
+        assert event.webhook_id == simulated["webhookId"]
+        expected = sign(SECRET, simulated["webhookId"], simulated["timestamp"], event.raw)
+        assert simulated["signature"] == expected
+        assert (await app.store.get(simulated["webhookId"])).state is DeliveryState.DONE
 
 
 async def test_every_known_and_additional_type_can_be_simulated():
@@ -88,13 +88,13 @@ async def test_a_body_is_merged_into_the_data_of_the_sample():
     assert "currency" not in data
 
 
-async def test_what_the_receiver_answers_is_passed_on():
+async def test_the_receiver_s_answer_is_passed_on():
     async def handler(event):
         raise RuntimeError("broken")
 
     async with serving(registry(handler)) as app:
-        told = (await simulate(app, "order.paid")).json()
-    assert (told["status"], told["body"]) == (500, '{"error":"webhook handler failed"}')
+        simulated = (await simulate(app, "order.paid")).json()
+    assert (simulated["status"], simulated["body"]) == (500, '{"error":"webhook handler failed"}')
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ async def test_a_body_that_is_no_object_is_400_and_says_why(content):
 
 
 async def test_overrides_that_cannot_be_sent_are_no_server_error():
-    """JSON that Python reads and nobody else does: NaN, lone surrogates."""
+    """JSON that only Python reads: NaN, lone surrogates."""
     async with serving(registry(works)) as app:
         nested = [b'{"a":' * depth + b"1" + b"}" * depth for depth in range(900, 1000, 10)]
         for content in (b'{"amount": NaN}', b'{"id": "\\ud800"}', b'{"amount": 1e999}', *nested):

@@ -1,4 +1,4 @@
-"""What strangers may cost before anything is verified: bodies, connections, lines of the log."""
+"""The cost that strangers can cause before verification: bodies, connections, lines of the log."""
 
 import gc
 import json
@@ -49,7 +49,7 @@ def resident_bytes():
 
 
 @pytest.mark.parametrize("fast", [True, False], ids=["fast", "hypercorn"])
-async def test_bodies_that_nobody_ends_are_bounded_and_small_deliveries_go_on(
+async def test_unfinished_bodies_are_bounded_and_small_deliveries_continue(
     fast, caplog, monkeypatch
 ):
     monkeypatch.setattr(body, "BODY_SECONDS", 60.0)  # none of them is refused for its slowness
@@ -96,7 +96,7 @@ async def test_bodies_that_nobody_ends_are_bounded_and_small_deliveries_go_on(
     assert "crowded" in {line["cause"] for line in crowded}
 
 
-async def test_a_piece_that_is_on_its_way_when_its_body_gives_way_takes_nothing_off_the_budget():
+async def test_a_late_piece_of_an_evicted_body_does_not_reduce_the_budget():
     """Else strangers would use the budget up, and one day no body in parts would be taken."""
     bodies = body.Bodies(largest=100, together=100)
 
@@ -123,11 +123,11 @@ async def test_a_piece_that_is_on_its_way_when_its_body_gives_way_takes_nothing_
 
 
 @pytest.mark.parametrize("fast", [True, False], ids=["fast", "hypercorn"])
-async def test_a_body_that_is_too_slow_is_logged_with_what_has_come(fast, monkeypatch, caplog):
+async def test_a_slow_body_is_logged_with_its_received_size(fast, monkeypatch, caplog):
     monkeypatch.setattr(body, "BODY_SECONDS", 0.3)
     async with serving(registry(works), Server__FastPath=fast) as app:
         with await RawWire.connect(app.url) as wire:
-            # All at once: in pieces, the last one may come too late on a busy machine.
+            # All at once: the last of several pieces could be late on a busy machine.
             await wire.send(request(b"xxx", length=1000))
             assert (await wire.answer()).status == 408
         (line,) = lines_of(caplog, "webhook.refused")
@@ -175,7 +175,7 @@ async def cpu_of(app, data):
 
 @pytest.mark.parametrize("tenants", [False, True], ids=["host", "tenants"])
 async def test_no_body_of_a_stranger_costs_more_than_a_plain_one(tenants):
-    """By a factor that leaves room for a busy machine: the regular expression once took 900."""
+    """The factor allows for a busy machine: a regular expression with backtracking took 900."""
     async with serving(registry(works), MultiTenant__Enabled=tenants) as app:
         plain = json.dumps({"type": "order.paid", "data": {"text": "x" * (MIB - 100)}}).encode()
         usual = await cpu_of(app, delivery_request(forged(plain)))
@@ -318,8 +318,8 @@ async def test_a_flood_of_rejections_is_a_handful_of_lines_and_one_that_counts_t
     lines = lines_of(caplog, "webhook.rejected")
     sums = lines_of(caplog, "webhook.rejections_suppressed")
     assert len(lines) + len(sums) < 100  # three in ten seconds, and one more
-    told = len(lines) + sum(line.get("suppressed", 0) for line in [*lines, *sums])
-    assert told == flood
+    reported = len(lines) + sum(line.get("suppressed", 0) for line in [*lines, *sums])
+    assert reported == flood
 
 
 async def test_deliveries_that_cannot_be_taken_are_a_handful_of_lines_however_many(caplog):
@@ -355,7 +355,7 @@ async def test_a_delivery_is_seen_in_the_log_with_its_source(caplog):
 
 
 async def test_bytes_of_strangers_make_no_error_on_hypercorn_either(caplog):
-    """An answer that has begun comes to its end, whatever its client sends meanwhile."""
+    """A response that has begun is completed, whatever its client sends meanwhile."""
     bad = b"ZZ\r\n"
     coding = [("Transfer-Encoding", "chunked")]
     head = request(headers=coding, with_length=False, path="/elsewhere")

@@ -138,7 +138,8 @@ async def test_an_upstream_that_fails_midway_leaves_the_checkpoint_and_what_was_
 
 
 async def test_a_crash_between_pages_resumes():
-    """Cancelled in the middle of the list, a new reconciler goes on from the last whole window."""
+    """After a cancellation in the middle of the list, a new reconciler continues from the last
+    complete window."""
     async with here() as place:
         upstream = place.upstream
         await place.began_earlier()
@@ -162,7 +163,7 @@ async def test_a_crash_between_pages_resumes():
         assert sorted(place.handled) == sorted(upstream.asked)
 
 
-async def test_what_was_answered_before_the_first_pass_is_left_and_later_losses_are_not():
+async def test_losses_from_before_the_first_pass_are_ignored_and_later_ones_are_not():
     async with here() as place:
         upstream = place.upstream
         upstream.missed("evt_elsewhere", ago=HOUR, succeeded=True)
@@ -175,7 +176,7 @@ async def test_what_was_answered_before_the_first_pass_is_left_and_later_losses_
         assert place.handled == ["evt_failed", "evt_elsewhere"]
 
 
-async def test_what_cannot_be_had_is_said_and_does_not_hold_up_the_rest(caplog):
+async def test_refused_redeliveries_are_logged_and_do_not_delay_the_others(caplog):
     async with here() as place:
         upstream = place.upstream
         upstream.missed("evt_archived", ago=HOUR, archived=True)
@@ -273,7 +274,7 @@ async def test_a_delivery_that_is_listed_late_is_found_behind_the_checkpoint():
         assert place.handled == ["evt_late"]
 
 
-async def test_what_never_arrived_within_the_lookback_is_given_up_and_said(caplog):
+async def test_events_that_never_arrive_within_the_lookback_are_given_up_and_logged(caplog):
     async with here() as place:
         long_ago = time.time() - 25 * HOUR
         asked = {"evt_never": Requests(7, long_ago), "evt_young": Requests(1, time.time() - HOUR)}
@@ -314,7 +315,7 @@ async def test_nothing_is_asked_for_during_a_drain():
         await go_on.wait()
 
     async with scripted_upstream() as upstream, trio.open_nursery() as nursery:
-        # One each second, of which a busy machine may ask for several before its drain begins.
+        # One each second; a busy machine may request several before its drain begins.
         names = [f"evt_{number}" for number in range(1, 61)]
         upstream.missed(*names, ago=HOUR)
         settings = full_stack(upstream, Webhooks__Reconciliation__Enabled=True)

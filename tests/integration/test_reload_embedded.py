@@ -54,11 +54,11 @@ async def test_new_secrets_count_from_the_next_delivery_on():
         )
         assert await status_of(app, secret=NEW_SECRET) == 200
         assert await status_of(app) == 400
-        # A rate that has not changed goes on counting.
+        # An unchanged rate keeps its count.
         runtime.reload(msgspec.structs.replace(runtime.settings))
         assert await status_of(app, secret=NEW_SECRET) == 200
         assert await status_of(app, secret=NEW_SECRET) == 429
-        # The simulator signs with what is valid now.
+        # The simulator signs with the current secret.
         runtime.reload(wanted(app.settings, rate_limit_per_minute=None))
         assert runtime.settings.webhooks.secrets[0].reveal() == NEW_SECRET
         simulate = b"POST /test/webhook/simulate/order.paid HTTP/1.1\r\nHost: localhost\r\n"
@@ -87,7 +87,7 @@ async def test_a_delivery_in_progress_ends_by_the_old_settings():
         assert answers == [200]
 
 
-async def test_what_cannot_be_used_changes_nothing():
+async def test_unusable_settings_change_nothing():
     async with serving(registry(works)) as app:
         before = app.settings
 

@@ -1,4 +1,4 @@
-"""What the real replicator makes of an address: a blob store's, over the control socket."""
+"""The real replicator's interpretation of an address: a blob store's, over the control socket."""
 
 import base64
 import hashlib
@@ -59,9 +59,9 @@ def is_signed(request: bytes, key: str) -> bool:
     line, *lines = request.decode().split("\r\n")
     headers = {name.lower(): value for name, _, value in (each.partition(": ") for each in lines)}
     target = urlsplit(line.split()[1])
-    told = [f"{name}:{headers[name]}" for name in ("x-ms-date", "x-ms-version")]
+    reported = [f"{name}:{headers[name]}" for name in ("x-ms-date", "x-ms-version")]
     asked = [f"{name}:{value}" for name, value in sorted(parse_qsl(target.query))]
-    text = "\n".join(["GET", *[""] * 11, *told, f"/account{target.path}", *asked])
+    text = "\n".join(["GET", *[""] * 11, *reported, f"/account{target.path}", *asked])
     made = hmac.digest(base64.b64decode(key), text.encode(), hashlib.sha256)
     return headers["authorization"] == f"SharedKey account:{base64.b64encode(made).decode()}"
 
@@ -125,7 +125,9 @@ async def test_a_blob_store_s_address_leads_to_its_account_with_its_key(tmp_path
         BlobStoreOptions(account_name="a", path_prefix="with space"),
     ],
 )
-def test_what_a_blob_store_s_address_cannot_hold_has_none(blobs: BlobStoreOptions) -> None:
+def test_settings_that_a_blob_store_s_address_cannot_express_have_no_address(
+    blobs: BlobStoreOptions,
+) -> None:
     options = ReplicationOptions(
         replica_target_type=ReplicaTargetType.BLOB_STORE, blob_store=blobs, sync_interval_seconds=1
     )

@@ -1,4 +1,4 @@
-"""The real replicator reads what is written for it: it ignores keys that it does not know."""
+"""The real replicator reads its configuration: it ignores unknown keys."""
 
 import http.client
 import json
@@ -35,7 +35,7 @@ from sdk_trio.replication.manifest import (
     render_manifest,
 )
 
-#: A directory as unfriendly as they come; the validator refuses the dollar alone.
+#: A directory with every awkward character; the validator refuses only the dollar.
 HOSTILE = 'it\'s a $HOME ${HOME} "dir" é : - ☃ & [x]'
 
 

@@ -1,4 +1,4 @@
-"""What a comparison of two databases notices, and what it leaves out."""
+"""The comparison of two databases: differences that it notices, and parts that it omits."""
 
 import threading
 
@@ -58,7 +58,7 @@ def read(file):
         ("VACUUM", None),
     ],
 )
-def test_what_is_noticed(tmp_path, statement, difference):
+def test_differences_that_are_noticed(tmp_path, statement, difference):
     original = read(database(tmp_path / "a.db"))
     assert original.difference(read(database(tmp_path / "b.db", statement))) == difference
 
@@ -66,7 +66,7 @@ def test_what_is_noticed(tmp_path, statement, difference):
 @settings(max_examples=25)
 @given(text=st.binary(max_size=20))
 def test_texts_that_are_no_text_are_compared_too(tmp_path_factory, text):
-    """What a program has written need not be UTF-8."""
+    """Texts written by a program need not be UTF-8."""
     root = tmp_path_factory.mktemp("texts")
     written = f"UPDATE grants SET body = CAST(x'{text.hex()}' AS TEXT) WHERE id = 1"
     a, b = (read(database(root / name, written)) for name in ("a.db", "b.db"))

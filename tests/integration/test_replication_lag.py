@@ -1,7 +1,7 @@
 """The lag of an operator's own replicator that has no control socket: the real one, measured.
 
-Its configuration is by hand, so its target may be reached on another way than ours. That is how
-an outage is made that concerns its uploads alone.
+Its configuration is handwritten, so it can reach its target by another route than ours. This allows
+an outage of its uploads only.
 """
 
 import os
@@ -135,7 +135,7 @@ async def test_an_object_store_that_does_not_answer_is_said_without_a_key(
             await until(is_said, PATIENCE_SECONDS)
             said = repr(checker.latest)
             assert not any(value in said for value in target.environ.values())
-            # What waits gets older although nobody can be asked.
+            # Waiting transactions get older although no server can be queried.
             await until(partial(_is_older, checker, 1.0), PATIENCE_SECONDS)
 
 
@@ -261,7 +261,7 @@ def test_the_command_does_not_believe_a_replicator_that_reads_nothing(tmp_path: 
         host.add("acme")
         with replicating(host):
             trio.run(_until_healthy, host)
-        # What it keeps beside the database is no directory any more: every look at it fails.
+        # The replicator's directory beside the database is a file now, so every read of it fails.
         database = host.database("acme")
         kept = database.with_name(f".{database.name}-litestream") / "ltx"
         shutil.rmtree(kept)

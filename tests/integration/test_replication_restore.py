@@ -1,4 +1,4 @@
-"""``replication restore`` with the real replicator: what it gives, refuses, and leaves behind."""
+"""``replication restore`` with the real replicator: results, refusals, and remaining files."""
 
 import os
 import signal
@@ -51,7 +51,7 @@ def restore(host, output, *options, tenant="acme", at_set=()):
     return host.run(*words, *(word for key in at_set for word in ("--set", key)))
 
 
-def test_what_is_restored_and_said(host, output):
+def test_the_result_and_the_output_of_a_restore(host, output):
     ended = restore(host, output, "--format", "json")
     assert ended.status == 0, ended.err
     assert rows_of(output) == host.rows("acme")
@@ -134,7 +134,7 @@ def test_a_deleted_tenant_is_restored_until_it_is_purged(host, output):
         (("--set", f"{SECTION}:ReplicatorPath=/nowhere/litestream"), 69, "/nowhere/litestream"),
     ],
 )
-def test_what_cannot_be_done_says_so(host, output, options, status, words):
+def test_impossible_requests_are_explained(host, output, options, status, words):
     ended = restore(host, output, *options)
     assert ended.status == status, ended.err
     assert words in ended.err
@@ -178,7 +178,7 @@ def test_a_tenant_without_a_replica(host, output):
 
 
 def test_an_unknown_tenant(host, output):
-    assert restore(host, output, tenant="nobody").status == 1
+    assert restore(host, output, tenant="unknown").status == 1
 
 
 @pytest.mark.parametrize("key", ["identifier", "id", "name of the replica"])
@@ -202,7 +202,7 @@ def test_a_name_that_two_replicas_have_is_refused_with_both(host, output, tmp_pa
         assert (ended.status, output.exists()) == (1, False)
         assert f"{other.name} (empty)" in ended.err
         assert f"{host.replica('acme').name} (newest state 2" in ended.err
-        # The tenant that is known here is the one that is meant.
+        # A tenant that is known here takes precedence.
         assert restore(host, output).status == 0
     finally:
         other.rmdir()
@@ -308,7 +308,7 @@ def test_a_target_that_is_away_is_named(tmp_path):
     assert list((tmp_path / "out").iterdir()) == []
 
 
-async def test_a_target_that_does_not_answer_is_not_waited_for_for_ever(tmp_path, monkeypatch):
+async def test_the_wait_for_a_silent_target_is_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr(replica_reader, "LIST_SECONDS", 0.5)
     silent = await trio.open_tcp_listeners(0, host="127.0.0.1")
     port = silent[0].socket.getsockname()[1]
@@ -326,7 +326,7 @@ async def test_a_target_that_does_not_answer_is_not_waited_for_for_ever(tmp_path
 
 
 def on_a_small_disk(host, small, words, *, before=":"):
-    """Run a command in an empty file system of 2 MB, which it shares with nobody."""
+    """Run a command in an empty, private file system of 2 MB."""
     small.mkdir()
     script = f'mount -t tmpfs -o size=2m,mode=0700 tmpfs "$0" || exit 99; cd "$0"; {before}; "$@"'
     script += '; echo "status $?"; ls -A'
@@ -338,7 +338,7 @@ def on_a_small_disk(host, small, words, *, before=":"):
         timeout=60,
     )
     if ended.returncode == 99 or "unshare" in ended.stderr:
-        pytest.skip(f"this machine lets nobody mount: {ended.stderr}")
+        pytest.skip(f"this machine does not allow mounts: {ended.stderr}")
     return ended
 
 
@@ -361,7 +361,7 @@ def test_a_verification_refuses_to_fill_the_disk_with_the_deliveries(host, tmp_p
 
 
 def test_a_restored_database_in_its_place_is_replicated_again(tmp_path):
-    """What docs/how-to/restore.md says about putting a database back."""
+    """Check the steps of docs/how-to/restore.md for putting a database back."""
     with local_disk(tmp_path / "target") as target:
         host = ReplicaHost(tmp_path / "host", target)
         host.add("acme", 10)
@@ -379,24 +379,24 @@ def test_a_restored_database_in_its_place_is_replicated_again(tmp_path):
             refused = restore(host, place, "--at", at, "--force")
             assert refused.status == 1
             assert "the replicator still uses" in refused.err
-            host.tell("bolt")
+            host.apply_tenants("bolt")
             ended = restore(host, place, "--at", at, "--force")
             assert ended.status == 0, ended.err
             assert host.rows("acme") == good
 
             host.reactivate("acme")
-            host.tell("acme", "bolt")
+            host.apply_tenants("acme", "bolt")
             host.write("acme", 3)
             host.wait_synced("acme")
             verified = host.verify("--tenant", "acme")
             assert verified.document[0]["content"] == "identical", verified.out
             assert host.restore("acme") == host.rows("acme")
             assert len(host.rows("acme")) == 13
-            # What the bad moment had is still there, for as long as the retention lasts.
+            # The data of the bad moment is still there, until the retention ends.
             assert len(host.restore("acme", "--at", at)) == 10
 
 
-def test_another_database_in_its_place_while_nobody_watched_is_what_is_replicated(tmp_path):
+def test_a_database_replaced_without_a_watcher_is_replicated(tmp_path):
     with local_disk(tmp_path / "target") as target:
         host = ReplicaHost(tmp_path / "host", target)
         host.add("acme", 10)
@@ -407,7 +407,7 @@ def test_another_database_in_its_place_while_nobody_watched_is_what_is_replicate
             place.with_name(f"{place.name}-shm").unlink()
             write_rows(place, 4)
             before = host.replicator_pid()
-            host.tell("acme")
+            host.apply_tenants("acme")
             # It holds a database by its connection and its log by its name: half of each else.
             wait_until(lambda: host.replicator_pid() != before)
             host.wait_synced("acme")

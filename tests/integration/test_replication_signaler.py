@@ -39,7 +39,7 @@ IGNORING = OBEDIENT.replace("lambda *_: out.write('reloaded\\n')", "signal.SIG_I
 )
 UNPREPARED = "import sys, time; open(sys.argv[1], 'a').write('ready\\n'); time.sleep(600)"
 
-NOBODY = 65534
+OTHER_USER = 65534
 DATABASES = [TenantDatabaseFile("t", "/t.db")]
 
 
@@ -83,7 +83,7 @@ def reason(outcome: int | SignalRefusal) -> str:
     return outcome.reason
 
 
-def test_a_replicator_that_obeys_is_told(start: Started, pid_file: Path) -> None:
+def test_a_replicator_that_handles_the_signal_gets_it(start: Started, pid_file: Path) -> None:
     process, out = start(OBEDIENT)
     pid_file.write_text(f"{process.pid}\n")
     assert send_hangup(pid_file) == process.pid
@@ -144,7 +144,7 @@ def test_a_process_that_has_ended_is_stale(start: Started, pid_file: Path) -> No
     assert reason(send_hangup(pid_file)) == "stale"
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_another_users_process_is_not_ours_to_signal(start: Started, pid_file: Path) -> None:
     process, out = start(OBEDIENT)
     pid_file.write_text(str(process.pid))
@@ -157,8 +157,8 @@ def test_another_users_process_is_not_ours_to_signal(start: Started, pid_file: P
     if not child:
         try:
             os.setgroups([])
-            os.setgid(NOBODY)
-            os.setuid(NOBODY)
+            os.setgid(OTHER_USER)
+            os.setuid(OTHER_USER)
             os.write(write, reason(send_hangup(pid_file)).encode())
         except BaseException as error:
             os.write(write, repr(error).encode())
@@ -195,7 +195,7 @@ def test_another_users_process_is_not_ours_to_signal(start: Started, pid_file: P
         (b"2147483647", "stale"),
     ],
 )
-def test_what_is_no_process_of_the_replicator_is_refused(
+def test_a_process_that_is_not_the_replicator_is_refused(
     pid_file: Path, content: bytes, expected: str
 ) -> None:
     pid_file.write_bytes(content)

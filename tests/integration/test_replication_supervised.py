@@ -26,14 +26,14 @@ from sdk_trio.replication.health import HealthState
 from sdk_trio.replication.manifest import child_environment
 from sdk_trio.testing import running_app, settings_for_tests
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 FULL = bool(os.environ.get("SDK_TEST_REPLICATION_FULL"))
 REPLICATION = "MultiTenant:FileDb:Replication"
 
 
 def show(figures: str) -> None:
-    """Say what was measured, for who runs it with -s."""
+    """Print the measurements, for runs with -s."""
     sys.stdout.write(f"\n{figures}\n")
 
 
@@ -141,7 +141,7 @@ async def test_tenants_come_and_go_and_the_metrics_follow(tmp_path, caplog, monk
     assert said(caplog, "replication.stopped")
 
 
-async def test_a_replicator_that_stands_still_is_not_healthy_after_one_wait(tmp_path):
+async def test_a_hanging_replicator_is_not_healthy_after_one_wait(tmp_path):
     """Once stopped, neither its socket nor its metrics answer, and the lag must not be hidden."""
     with trio.fail_after(120):
         async with hosted(tmp_path, HealthCheckMaxLagSeconds=1) as host:

@@ -29,7 +29,7 @@ from sdk_trio.replication.plan import SupervisorTimeouts
 from sdk_trio.replication.running_replicator import lock_databases
 from sdk_trio.replication.supervisor import Supervisor
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 QUICK = SupervisorTimeouts(
     stop=5, reload_stop=5, start=10, start_each=0.02, lock=5, watch=0.3, silent_checks=2
@@ -87,7 +87,7 @@ async def test_it_replicates_and_its_end_brings_the_last_rows(fleet, caplog):
 
 
 async def test_the_child_gets_no_secret_of_ours(fleet, monkeypatch):
-    """Its environment is that of another's program: what the manifest names, and no more."""
+    """Its environment contains only the variables that the manifest names."""
     planted = {
         "SDK__WEBHOOKS__SECRET": "planted-webhook",
         "SDK__ACCESSTOKEN": "planted-token",
@@ -128,7 +128,7 @@ async def test_a_new_tenant_is_replicated_after_a_reload(fleet, caplog):
     assert fleet.restored(new[0]) == [1]
 
 
-async def test_a_database_that_goes_is_let_go_of_without_a_restart(fleet, caplog):
+async def test_a_removed_database_is_unregistered_without_a_restart(fleet, caplog):
     supervisor = supervisor_of(fleet)
     async with supervised(supervisor):
         await until(lambda: all_synced(supervisor, fleet))
@@ -169,7 +169,7 @@ async def test_databases_come_and_go_and_the_others_are_replicated_all_the_while
         fleet.render()
         assert await supervisor.reload(fleet.files)
         assert supervisor.pid == pid
-        # One that went comes back, as a tenant that is suspended and reactivated.
+        # A removed database returns, like that of a tenant that is suspended and reactivated.
         write(gone.path, 2)
         fleet.files.append(gone)
         fleet.render()
@@ -179,7 +179,7 @@ async def test_databases_come_and_go_and_the_others_are_replicated_all_the_while
         assert await synced(supervisor, others)
         for file in fleet.files:
             await supervisor.client.sync(file.path)
-        # A crash comes back with all of them, from the configuration.
+        # After a crash it has all of them again, from the configuration.
         os.kill(pid, signal.SIGKILL)
         await until(lambda: supervisor.confirmed and supervisor.pid not in (pid, None))
         assert supervisor.databases == {file.path for file in fleet.files}
@@ -220,7 +220,7 @@ async def test_a_broken_configuration_keeps_the_old_one_running(fleet, caplog):
         assert not await supervisor.reload(fleet.files)
         assert supervisor.pid == pid
         assert said(caplog, "replication.failed")[-1]["kept"] == 2
-        # A crash afterwards comes back with what worked, not with the broken file.
+        # After a crash it uses the working configuration, not the broken file.
         os.kill(pid, signal.SIGKILL)
         await until(lambda: supervisor.confirmed and supervisor.pid != pid)
         assert len(supervisor.databases) == 2
@@ -299,7 +299,7 @@ async def test_a_target_that_is_away_from_the_start_is_no_hanging_replicator(fle
         assert "check the target" in health.reason
 
 
-async def test_a_stop_that_hangs_is_cut_short_and_said(fleet, caplog):
+async def test_a_hanging_stop_is_cut_short_and_logged(fleet, caplog):
     supervisor = supervisor_of(fleet, attrs.evolve(QUICK, stop=0.5, watch=60))
     async with supervised(supervisor):
         os.kill(supervisor.pid, signal.SIGSTOP)
@@ -394,7 +394,7 @@ async def test_a_second_supervisor_of_the_same_databases_is_refused(fleet):
         pass
 
 
-async def test_a_replicator_that_is_not_ours_keeps_ours_away_until_it_ends(fleet, caplog):
+async def test_a_foreign_replicator_keeps_ours_from_starting_until_it_ends(fleet, caplog):
     theirs = subprocess.Popen(
         [program("litestream"), "replicate", "-config", fleet.config],
         stdout=subprocess.DEVNULL,

@@ -27,12 +27,12 @@ def stories(tmp_path_factory):
     """The story of each target; they run at the same time, because most of each is waiting."""
     root = tmp_path_factory.mktemp("targets")
     with all_targets(root / "targets") as targets, ThreadPoolExecutor(len(KINDS)) as threads:
-        yield {kind: threads.submit(tell, targets[kind], root / kind) for kind in KINDS}
+        yield {kind: threads.submit(run_story, targets[kind], root / kind) for kind in KINDS}
 
 
 @attrs.frozen
-class Told:
-    """What became of a story: rows as they are and as they were restored, by tenant."""
+class Story:
+    """The result of a story: live and restored rows, by tenant."""
 
     live: dict[str, list[Any]]
     restored: dict[str, list[Any]]
@@ -44,7 +44,7 @@ class Told:
     by_replica: list[Any]
 
 
-def tell(target, root):
+def run_story(target, root):
     host = ReplicaHost(root, target)
     host.add("acme", 40)
     host.add("bolt", 30)
@@ -55,7 +55,7 @@ def tell(target, root):
         host.write("bolt", 5)
         host.wait_synced("bolt")
         host.suspend("bolt")
-        host.tell("acme", "cogs")
+        host.apply_tenants("acme", "cogs")
 
         # Two states of one database, far enough apart for targets that keep whole seconds.
         early = host.rows("acme")
@@ -65,7 +65,7 @@ def tell(target, root):
         host.write("acme", 25)
         host.wait_synced("acme")
 
-        return Told(
+        return Story(
             live={name: host.rows(name) for name in host.tenants},
             restored={name: host.restore(name) for name in host.tenants},
             early=early,
@@ -90,24 +90,24 @@ def without_store(host):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_row_comes_back_from(kind, stories):
-    told = stories[kind].result()
-    assert {name: len(rows) for name, rows in told.live.items()} == {
+    story = stories[kind].result()
+    assert {name: len(rows) for name, rows in story.live.items()} == {
         "acme": 65,
         "bolt": 35,
         "cogs": 20,
     }
-    assert told.restarted == (kind not in REGISTERED)
-    assert told.restored == told.live
-    assert told.restored_early == told.early
-    assert len(told.early) == 40
-    assert told.by_replica == told.live["bolt"]
+    assert story.restarted == (kind not in REGISTERED)
+    assert story.restored == story.live
+    assert story.restored_early == story.early
+    assert len(story.early) == 40
+    assert story.by_replica == story.live["bolt"]
     if kind in LISTED:
-        assert told.by_name == told.live["bolt"]
+        assert story.by_name == story.live["bolt"]
     else:
-        assert "cannot be listed from here" in told.by_name
-        assert "--tenant IDENTIFIER.ID" in told.by_name
-    assert told.verified.status == 0, told.verified.out
-    assert {(row["tenant"], row["content"]) for row in told.verified.document} == {
+        assert "cannot be listed from here" in story.by_name
+        assert "--tenant IDENTIFIER.ID" in story.by_name
+    assert story.verified.status == 0, story.verified.out
+    assert {(row["tenant"], row["content"]) for row in story.verified.document} == {
         ("acme", "identical"),
         ("cogs", "identical"),
     }

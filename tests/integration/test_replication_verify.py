@@ -1,4 +1,5 @@
-"""``replication verify`` on real replicas: what it finds, and what it lets pass."""
+"""``replication verify`` on real replicas: faults that it finds, and differences that it
+accepts."""
 
 import logging
 import os
@@ -94,7 +95,7 @@ def test_a_flipped_byte_is_found(host):
 
 
 def test_a_whole_replica_of_something_else_is_found(host):
-    """Position and integrity are as they should be: only the content tells."""
+    """Position and integrity are correct: only the content differs."""
     host.add("bolt", ROWS)
     with host.replicating():
         base = host.target.directory / "replica"
@@ -131,7 +132,7 @@ def test_an_emptied_target_is_found(host):
 def test_a_target_that_was_emptied_and_filled_again_is_found_until_that_is_accepted(host):
     with host.replicating():
         assert host.verify().status == 0
-        # What the replicator does with a target that was emptied: a snapshot of now, long after.
+        # The replicator's reaction to an emptied target: a new snapshot, long after.
         for old in replica_files(host):
             os.utime(old, (old.stat().st_mtime + 60,) * 2)
         ended = host.verify()
@@ -239,7 +240,7 @@ async def test_connections_leave_the_log_of_a_replicated_database_alone(tmp_path
         connection.execute("CREATE TABLE grants (body)")
 
     def insert(connection):
-        # 100 pages: SQLite by itself copies the log at 1000, and begins it anew.
+        # 100 pages: SQLite itself copies the log at 1000, and restarts it.
         connection.execute("INSERT INTO grants VALUES (zeroblob(400000))")
 
     with trio.fail_after(60):
@@ -259,7 +260,7 @@ async def test_connections_leave_the_log_of_a_replicated_database_alone(tmp_path
 
 async def _seen_at_the_admin_address(url):
     async with httpx.AsyncClient(base_url=url, timeout=60) as client:
-        # The check of the lag looks at its own times.
+        # The check of the lag uses its own times.
         async def metrics_of_one_healthy():
             text = (await client.get("/metrics")).text
             return text if 'sdk_replication_databases{state="Healthy"} 1\n' in text else ""

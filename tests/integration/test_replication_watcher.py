@@ -49,7 +49,7 @@ EXAMPLES = int(os.environ.get("SDK_TEST_INTERLEAVINGS", "15"))
 
 @attrs.define
 class Replicator:
-    """A reloader as the real ones are: another text makes it open all files anew, the same none.
+    """A reloader like the real ones: a changed text makes it reopen all files, the same text none.
 
     It waits for a file that is not there, and opens it when it comes. It outlives the watcher, as
     an operator's own replicator does.
@@ -157,11 +157,11 @@ class World:
         return sorted(entry["path"] for entry in yaml.safe_load(text)["dbs"])
 
     async def settle(self, *, still: float = 0.0) -> None:
-        """Wait until the manifest, and the replicator, are at what the store and files say.
+        """Wait until the manifest and the replicator match the store and the files.
 
-        ``still`` is how long they have to be so without a break, in seconds. The first moment may
-        be a chance: a look that has begun before the last change is applied after it, and the next
-        look makes that good.
+        ``still`` is how long they must match without a break, in seconds. The first match may be a
+        coincidence: a poll that began before the last change is applied after it, and the next poll
+        corrects that.
         """
         expected = await self.expected()
         deadline = trio.current_time() + PATIENCE_SECONDS
@@ -231,7 +231,7 @@ async def test_it_follows_files_and_transitions_and_takes_nothing_else(tmp_path:
         assert here.manifest() == [str(here.file(a.id))]
 
 
-async def test_a_restart_catches_up_and_tells_once_more(tmp_path: Path) -> None:
+async def test_a_restart_catches_up_and_notifies_once_more(tmp_path: Path) -> None:
     async with world(tmp_path, window=30) as here:
         tenant = await here.tenants.add("a", name="a")
         first = await here.start()
@@ -265,7 +265,7 @@ async def test_changes_that_undo_each_other_in_a_window_are_none(tmp_path: Path)
             assert len(here.replicator.reloads) == 1
 
 
-async def test_a_replicator_that_could_not_be_told_is_told_later(tmp_path: Path) -> None:
+async def test_a_replicator_that_could_not_be_notified_is_notified_later(tmp_path: Path) -> None:
     async with world(tmp_path) as here:
         here.replicator.refusals = 3
         tenant = await here.tenants.add("a", name="a")
@@ -276,7 +276,7 @@ async def test_a_replicator_that_could_not_be_told_is_told_later(tmp_path: Path)
         assert [count for _, count in here.replicator.reloads] == [1]
 
 
-async def test_what_cannot_be_written_is_said_once_and_tried_until_it_can(
+async def test_a_failed_write_is_logged_once_and_retried_until_it_succeeds(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with world(tmp_path) as here:
@@ -304,7 +304,7 @@ async def test_a_file_in_another_ones_place_is_a_change(tmp_path: Path) -> None:
         assert [count for _, count in here.replicator.reloads] == [1, 1]
 
 
-async def test_a_file_that_took_anothers_place_while_nobody_watched_is_noticed(
+async def test_a_file_replaced_without_a_watcher_is_noticed(
     tmp_path: Path,
 ) -> None:
     async with world(tmp_path) as here:
@@ -321,7 +321,7 @@ async def test_a_file_that_took_anothers_place_while_nobody_watched_is_noticed(
         assert watcher.regenerations == 1
 
 
-async def test_a_file_keeps_its_identity_whatever_is_done_to_its_content(tmp_path: Path) -> None:
+async def test_a_file_keeps_its_identity_when_its_content_changes(tmp_path: Path) -> None:
     file = tmp_path / "a.db"
     with closing(sqlite3.connect(file, isolation_level=None)) as connection:
         connection.execute("PRAGMA journal_mode = WAL")
@@ -346,7 +346,7 @@ def require_creation_times(file: Path) -> None:
         pytest.skip("this file system keeps no time of creation")
 
 
-async def test_a_directory_that_stands_still_is_not_read_again(
+async def test_an_unchanged_directory_is_not_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads = []
@@ -475,7 +475,7 @@ STEPS = st.tuples(
             "add",
             "restart",
             "break output",
-            "mend output",
+            "repair output",
             "refuse",
             "pause",
             "pause",
@@ -513,7 +513,7 @@ async def take_step(here: World, ids: list[str], step: str, number: int) -> None
             await here.start()
         case "break output" if not broken.exists():
             here.output.parent.rename(broken)
-        case "mend output" if broken.exists():
+        case "repair output" if broken.exists():
             broken.rename(here.output.parent)
         case "refuse":
             here.replicator.refusals += number
@@ -528,7 +528,7 @@ async def interleave(steps: list[tuple[str, int]]) -> None:
             await here.start()
             for step, number in steps:
                 await take_step(here, ids, step, number)
-            await take_step(here, ids, "mend output", 0)
+            await take_step(here, ids, "repair output", 0)
             await here.settle(still=here.window * 3)
 
 

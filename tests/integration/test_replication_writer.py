@@ -25,7 +25,9 @@ def test_a_file_is_written_for_its_owner_alone_and_nothing_stays_beside_it(file:
     assert os.listdir(file.parent) == [file.name]
 
 
-def test_what_killed_writers_left_is_removed_and_a_living_one_is_let_alone(file: Path) -> None:
+def test_partial_files_of_killed_writers_are_removed_and_those_of_living_ones_are_not(
+    file: Path,
+) -> None:
     old, new = (file.with_name(f".{file.name}.{name}.partial") for name in ("old", "new"))
     for partial in (old, new):
         partial.touch()
@@ -34,7 +36,7 @@ def test_what_killed_writers_left_is_removed_and_a_living_one_is_let_alone(file:
     assert {entry.name for entry in file.parent.iterdir()} == {file.name, new.name}
 
 
-def test_what_is_current_is_not_written_again(file: Path) -> None:
+def test_a_current_file_is_not_written_again(file: Path) -> None:
     writer = ManifestWriter(file)
     assert writer.write("a")
     before = file.stat()
@@ -83,7 +85,7 @@ def test_a_link_leads_to_what_is_replaced(file: Path) -> None:
     assert target.read_text() == "a"
 
 
-def test_what_cannot_be_written_leaves_the_old_file(file: Path, tmp_path: Path) -> None:
+def test_a_failed_write_leaves_the_old_file(file: Path, tmp_path: Path) -> None:
     with pytest.raises(ReplicationError, match="ConfigOutputPath"):
         ManifestWriter(tmp_path / "none" / "replicator.yml").write("a")
     file.mkdir()

@@ -1,4 +1,4 @@
-"""A runtime from start to end: its addresses, what it refuses, how it stops, what it reports."""
+"""A runtime from start to end: its addresses, refusals, stop and report."""
 
 import contextlib
 import gc
@@ -232,7 +232,7 @@ async def test_shutting_down_twice_keeps_the_first_reason_and_drains(store, capl
 
 
 @on_every_store
-async def test_what_the_drain_did_not_finish_is_reported_with_ids(store, caplog):
+async def test_events_that_the_drain_did_not_finish_are_reported_with_ids(store, caplog):
     caplog.set_level("INFO")
     runtime = Runtime(
         settings(Webhooks__GracefulDrainTimeoutSeconds=0.2, Webhooks__Queue__Workers=2, **store),
@@ -348,7 +348,7 @@ async def test_ended_in_the_middle_of_its_start_it_just_ends(sqlite, call, check
         await _starts_and_stops(Runtime(settings(**sqlite), registry(works)))
 
 
-async def test_told_to_stop_before_it_runs_it_ends():
+async def test_a_stop_before_the_run_ends_it():
     stopped, forced = (Runtime(settings(), registry(works)) for _ in range(2))
     stopped.shut_down("early")
     forced.force()
@@ -359,7 +359,7 @@ async def test_told_to_stop_before_it_runs_it_ends():
 
 
 class Crash(BaseException):
-    """What no handler of exceptions catches."""
+    """An exception that no ``except Exception`` catches."""
 
 
 class Fault:
@@ -370,7 +370,7 @@ class Fault:
         self._patch = monkeypatch.setattr
 
     def hits(self, part, error=None):
-        """Let ``part.run`` begin as ever, and end when :attr:`now` is set."""
+        """Let ``part.run`` begin as usual, and end when :attr:`now` is set."""
         run = part.run
 
         async def fail(*arguments, **options):

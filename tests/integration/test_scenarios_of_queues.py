@@ -100,7 +100,7 @@ async def test_a_full_batch_of_live_runs_hides_no_expired_one(stores: Stores) ->
     assert {await state_of(inbox, key) for key in held} == {("running", 1)}
 
 
-async def test_each_of_the_outcomes_that_come_together_is_its_own(stores: Stores) -> None:
+async def test_outcomes_recorded_together_stay_separate(stores: Stores) -> None:
     """River, riverdriver/riverdrivertest/job_update.go.
 
     JobSetStateIfRunningMany_MultipleJobsAtOnce, UnknownJobIgnored.
@@ -155,7 +155,7 @@ async def test_no_effect_is_applied_for_an_event_that_does_not_run(
 
 
 @on_servers
-async def test_who_does_not_lead_ends_no_term_of_another(stores: Stores) -> None:
+async def test_a_host_that_does_not_lead_ends_no_term_of_another(stores: Stores) -> None:
     """River, riverdriver/riverdrivertest/leader.go, LeaderResign/DoesNotResignWithoutLeadership.
 
     Also DoesNotResignNewerTermForSameLeaderID: an old leader resigns late. There, the newer term is
@@ -261,11 +261,11 @@ async def test_of_many_owners_one_accepts_an_event(stores: Stores, way: str) -> 
     admissions: list[Admission] = []
 
     async def accept(number: int, inbox: Any) -> None:
-        told = delivery(at=1000 + number)
+        incoming = delivery(at=1000 + number)
         if way == "parked" or (way == "mixed" and number % 2):
-            admissions.append((await inbox.park(told)).admission)
+            admissions.append((await inbox.park(incoming)).admission)
         else:
-            admitted = await inbox.accept(told, leased=way == "leased")
+            admitted = await inbox.accept(incoming, leased=way == "leased")
             admissions.append(admitted.admission)
 
     async with trio.open_nursery() as nursery:
@@ -320,8 +320,8 @@ async def test_only_runs_whose_lease_has_ended_are_rescued(stores: Stores) -> No
     """Oban, test/oban/lifeline_test.exs, "rescuing executing jobs older than the rescue window"."""
     dead, inbox = await stores.open("dead"), await stores.open()
     for number in range(6):
-        told = delivery(f"m{number}", at=1000 + number)
-        await dead.accept(told, leased=True)
+        incoming = delivery(f"m{number}", at=1000 + number)
+        await dead.accept(incoming, leased=True)
         await dead.start(f"m{number}", now=1000 + number)
     assert await take(inbox, now=1012.5) == ["m0", "m1", "m2"]
     states = [await state_of(inbox, f"m{number}") for number in range(6)]
@@ -366,7 +366,7 @@ async def test_a_leader_whose_lease_has_ended_concedes_to_the_next(stores: Store
     assert await one.lead(seconds=60) is None
 
 
-async def test_what_is_due_at_this_moment_is_due(stores: Stores) -> None:
+async def test_an_event_due_at_this_moment_is_due(stores: Stores) -> None:
     """Oban, test/oban/engine_test.exs, "executing jobs scheduled on or before the current time"."""
     inbox = await stores.open()
     for key, at in (("past", 1010.0), ("now", 1020.0), ("soon", 1020.001), ("future", 1030.0)):
@@ -414,7 +414,7 @@ async def test_an_event_that_is_postponed_twenty_times_has_not_begun(stores: Sto
     assert [run.number for run in await inbox.attempts("m1")] == [1]
 
 
-async def test_events_that_come_together_have_a_place_each(stores: Stores) -> None:
+async def test_simultaneous_events_get_one_queue_slot_each(stores: Stores) -> None:
     """Oban, test/oban/engine_test.exs, "inserting multiple jobs"."""
     inboxes = [await stores.open("one"), await stores.open("two")]
     async with trio.open_nursery() as nursery:
@@ -456,7 +456,7 @@ async def test_the_last_run_decides_whether_a_run_stalls(
     assert (record.attempts, record.process_ends) == (2, int(stalled))
 
 
-async def test_what_an_owner_has_left_that_nothing_names_is_recovered(stores: Stores) -> None:
+async def test_unlisted_events_of_an_earlier_owner_are_recovered(stores: Stores) -> None:
     """procrastinate, tests/integration/test_manager.py.
 
     test_get_stalled_jobs_by_heartbeat__pruned_worker: no one knows the worker any more.
@@ -499,9 +499,9 @@ async def test_a_duplicate_among_events_that_come_together_stops_none_of_them(
     await run(inbox, "done", Done())
     admissions: dict[str, list[Admission]] = {}
 
-    async def accept(told: NewDelivery) -> None:
-        admitted = await inbox.accept(told, leased=False)
-        admissions.setdefault(told.key, []).append(admitted.admission)
+    async def accept(incoming: NewDelivery) -> None:
+        admitted = await inbox.accept(incoming, leased=False)
+        admissions.setdefault(incoming.key, []).append(admitted.admission)
 
     async with trio.open_nursery() as nursery:
         for key in ("a", "b", "a", "done", "c", "b"):

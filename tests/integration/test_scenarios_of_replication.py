@@ -23,7 +23,7 @@ from support.waiting import PATIENCE_SECONDS, until
 from sdk_trio.replication.plan import SupervisorTimeouts
 from sdk_trio.replication.supervisor import Supervisor
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 PATIENCE = SupervisorTimeouts(
     stop=20, reload_stop=5, start=10, start_each=0.02, lock=5, watch=0.3, silent_checks=2
@@ -199,7 +199,7 @@ def restored(fleet: Fleet, number: int) -> list[str]:
 
 
 @pytest.mark.parametrize("meanwhile", [False, True], ids=["before", "meanwhile"])
-async def test_whatever_a_tenant_does_the_replica_is_its_database(
+async def test_after_any_transition_the_replica_equals_the_database(
     fleet: Fleet, meanwhile: bool
 ) -> None:
     """The scenarios above; "before" is also tests/integration/scenario_test.go, TestFreshStart."""

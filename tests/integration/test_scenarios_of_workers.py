@@ -48,7 +48,7 @@ async def started(handler: Any, **keys: Any) -> AsyncIterator[AppUnderTest]:
 
 
 async def records(keys: dict[str, Any], *names: str) -> list[Any]:
-    """Return what the file of a runtime that has ended has of these events."""
+    """Return the records of these events in the file of an ended runtime."""
     inbox = await SqliteInbox.open(
         Path(keys["Storage__Path"]) / "inbox.db",
         owner="test",

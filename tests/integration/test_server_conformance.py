@@ -125,7 +125,7 @@ async def test_pipelined_requests_are_answered_in_their_order(fast):
     assert [seen.scope["raw_path"] for seen in server.observer.seen] == paths
 
 
-async def test_who_sends_ahead_does_not_hold_up_others():
+async def test_a_client_that_pipelines_does_not_delay_others():
     async with http_server(True) as server:
         with await server.connect() as eager, await server.connect() as other:
             for wire in (eager, other):
@@ -138,7 +138,7 @@ async def test_who_sends_ahead_does_not_hold_up_others():
 
 
 @both
-async def test_what_is_sent_ahead_is_bounded(fast):
+async def test_pipelined_bytes_are_bounded(fast):
     """A client that sends requests while none is answered meets a full socket, not our memory."""
     async with http_server(fast) as server:
         with await server.connect() as wire:
@@ -263,7 +263,7 @@ async def test_connection_close_ends_the_connection_after_the_answer(fast, asks)
     assert b"connection: close" in answer.lower()
 
 
-async def test_what_follows_the_last_request_is_not_read():
+async def test_bytes_after_the_last_request_are_not_read():
     async with http_server(True) as server:
         for last in (get(b"/", b"Connection: close"), get(version=b"1.0"), get(b"/close")):
             answer = await server.exchange(last + get(b"/next"), half_close=False)
@@ -420,7 +420,7 @@ async def test_a_task_that_is_left_behind_does_not_take_the_next_request():
 
 @both
 @pytest.mark.parametrize("name", REFUSED)
-async def test_what_can_be_read_in_two_ways_is_refused(fast, name):
+async def test_ambiguous_requests_are_refused(fast, name):
     data, expected = REFUSED[name]
     async with http_server(fast) as server:
         answer = await server.exchange(data + get(b"/smuggled"), half_close=False)
@@ -473,7 +473,7 @@ async def test_the_fast_path_is_stricter(name):
     ],
     ids=["headers", "line", "trailers"],
 )
-async def test_what_never_ends_is_refused_at_its_limit(endless, status):
+async def test_endless_requests_are_refused_at_their_limit(endless, status):
     async with http_server(True) as server:
         assert statuses(await server.exchange(endless, half_close=False)) == [status]
 
@@ -535,7 +535,7 @@ async def test_the_fast_path_is_stricter_about_chunks(body):
 
 
 @both
-async def test_an_idle_connection_is_closed_without_a_word(fast):
+async def test_an_idle_connection_is_closed_without_an_answer(fast):
     limits = msgspec.structs.replace(QUICK, keep_alive_seconds=0.5, first_byte_seconds=0.5)
     async with http_server(fast, limits=limits) as server:
         with await server.connect() as wire:
@@ -616,7 +616,7 @@ async def test_an_answer_that_is_cancelled_halfway_is_the_last_one(app):
     assert received.count(b"HTTP/1.1 ") == 1
 
 
-async def test_who_is_answered_early_may_go_on_sending_for_a_moment():
+async def test_a_client_answered_early_may_continue_to_send_for_a_moment():
     """A reset would reach the client before it has read its answer."""
     async with http_server(True, limits=msgspec.structs.replace(QUICK, linger_seconds=2)) as server:
         with await server.connect() as wire:
@@ -634,7 +634,7 @@ async def trickle(wire):
         await trio.sleep(0.01)
 
 
-async def test_a_refused_client_that_goes_on_sending_is_cut_off():
+async def test_a_refused_client_that_keeps_sending_is_disconnected():
     limits = msgspec.structs.replace(QUICK, linger_seconds=0.2)
     async with http_server(True, limits=limits) as server:
         with await server.connect() as wire:
@@ -647,7 +647,7 @@ async def test_a_refused_client_that_goes_on_sending_is_cut_off():
 
 
 @both
-async def test_connections_over_the_limit_are_told_so(fast):
+async def test_connections_over_the_limit_get_503(fast):
     async with http_server(fast, limits=msgspec.structs.replace(QUICK, connections=2)) as server:
         with await server.connect() as one, await server.connect() as two:
             for wire in (one, two):
@@ -662,7 +662,7 @@ async def test_connections_over_the_limit_are_told_so(fast):
                 assert answer.endswith(b'{"error":"temporarily unavailable"}')
             server.observer.gate.set()
             assert (await one.answer()).status == 200
-        # Those that have ended make room.
+        # Ended connections free their slots.
         while statuses(await server.exchange(get())) != [200]:
             await trio.sleep(0.01)
 
@@ -739,7 +739,7 @@ async def test_a_change_to_another_protocol_is_passed_over(fast, protocol):
 
 
 async def test_hypercorn_is_not_loaded_where_it_does_not_serve():
-    """Whatever arrives: an Upgrade, the preface of HTTP/2, noise."""
+    """For any first bytes: an Upgrade, the preface of HTTP/2, noise."""
     program = (
         "import sys, trio\n"
         "from support.hostile_requests import get\n"
@@ -873,7 +873,7 @@ async def test_connections_of_one_source_are_bounded(fast):
             with await server.connect(source="127.0.0.2") as other:
                 await other.send(get())
                 assert (await other.answer()).status == 200
-        # Those that have ended make room.
+        # Ended connections free their slots.
         while statuses(await server.exchange(get())) != [200]:
             await trio.sleep(0.01)
 
@@ -904,7 +904,7 @@ async def test_a_new_connection_evicts_an_idle_one():
             assert (await second.answer()).status == 200
 
 
-#: What a client sends and then leaves unfinished.
+#: Beginnings of requests that a client leaves unfinished.
 UNFINISHED = {
     "nothing": b"",
     "one byte": b"G",

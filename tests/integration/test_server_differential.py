@@ -212,7 +212,7 @@ several = st.lists(conversations(), min_size=1, max_size=TOGETHER)
 
 @settings(max_examples=2 * EXAMPLES // TOGETHER)
 @given(several)
-def test_what_the_fast_path_accepts_hypercorn_reads_alike(conversations):
+def test_hypercorn_reads_requests_like_the_fast_path(conversations):
     beside_stock(all_the_same, conversations)
 
 
@@ -225,7 +225,7 @@ def test_however_a_conversation_is_cut_it_is_read_alike(conversations, cuts):
 def corpus():
     """Every hostile request of the conformance suite, and odd headers, lines and bytes.
 
-    A full-size run has each with each; others leave out what is odd in three places.
+    A full-size run combines all of them; other runs omit requests with three oddities.
     """
     yield from (data for data, _ in REFUSED.values())
     yield from (data for data, _ in STRICTER.values())

@@ -41,7 +41,7 @@ class SecureWire:
             await self.stream.send_all(piece)
 
     async def rest(self):
-        """All that arrives until the server ends the connection."""
+        """Return all bytes until the server ends the connection."""
         received = b""
         with suppress(trio.BrokenResourceError):
             while chunk := await self.stream.receive_some(65536):
@@ -86,7 +86,7 @@ async def exchange(server, *pieces, context=None):
         return await wire.rest()
 
 
-async def connect_for_ever(server):
+async def connect_without_end(server):
     while True:
         async with secure_wire(server):
             pass
@@ -120,7 +120,7 @@ async def test_bodies_of_many_records_arrive_whole_in_either_coding(files, size)
 
 
 async def test_requests_that_came_in_one_record_are_all_answered(files):
-    """What OpenSSL holds back makes no descriptor readable."""
+    """Bytes buffered by OpenSSL do not make the descriptor readable."""
     limits = QUICK.__class__(sweep_seconds=0.01, read_bytes=64)
     async with http_server(True, certificate=files, limits=limits) as server:
         answers = await exchange(server, b"".join(post(b"%03d" % n) for n in range(100)) + LAST)
@@ -143,7 +143,7 @@ async def test_a_long_answer_that_does_not_fit_the_socket_arrives_whole(files):
     assert answers.endswith(b"\r\n\r\n")
 
 
-async def test_what_is_refused_plain_is_refused_the_same_way(files):
+async def test_refusals_over_tls_equal_those_without(files):
     names = list(REFUSED)[::4]
     async with (
         http_server(True, certificate=files, patience=60) as secure,
@@ -185,7 +185,9 @@ async def test_old_versions_are_refused(files):
 
 
 @pytest.mark.parametrize("noise", [b"", b"\x16\x03\x01\x02\x00", get()])
-async def test_who_does_not_finish_the_handshake_is_let_go(files, noise, monkeypatch):
+async def test_a_client_that_does_not_finish_the_handshake_is_disconnected(
+    files, noise, monkeypatch
+):
     async with http_server(True, certificate=files) as server:
         monkeypatch.setattr(tls, "HANDSHAKE_SECONDS", 0.1)
         with await RawWire.connect(server.url.replace("https", "http")) as wire:
@@ -209,13 +211,13 @@ async def test_the_end_comes_to_idle_clients_and_to_those_in_their_handshake(fil
             assert b"HTTP" not in await silent.rest()
 
 
-async def test_what_runs_at_the_end_is_finished_and_announces_it(files):
+async def test_requests_in_progress_are_finished_and_announce_the_close(files):
     async with http_server(True, certificate=files) as server, secure_wire(server) as wire:
         await wire.send(get(b"/gate"))
         await server.observer.began.wait()
         server.server.stop()
         with pytest.raises(OSError, match="connect"):
-            await connect_for_ever(server)
+            await connect_without_end(server)
         server.observer.gate.set()
         answer = await wire.rest()
     assert answer.startswith(b"HTTP/1.1 200")
@@ -223,7 +225,7 @@ async def test_what_runs_at_the_end_is_finished_and_announces_it(files):
 
 
 async def test_the_end_of_a_connection_is_announced_to_the_client(files):
-    """Without it, a client could not tell the end from an attack that cuts connections."""
+    """Without it, a client could not distinguish the end from an attack that cuts connections."""
     async with http_server(True, certificate=files) as server:
         port = int(server.url.rpartition(":")[2])
 

@@ -200,7 +200,7 @@ def test_a_check_gets_the_records_of_the_store():
     assert sorted(record.webhook_id for record in seen) == ["msg_0000", "msg_0001", "msg_0002"]
 
 
-def test_what_cannot_be_simulated_is_refused(monkeypatch):
+def test_applications_that_cannot_be_simulated_are_refused(monkeypatch):
     with pytest.raises(NotSupportedError, match="nothing to simulate"):
         simulate(HandlerRegistry())
 

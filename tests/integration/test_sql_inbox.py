@@ -1,4 +1,4 @@
-"""The inbox in SQLite: claims that their callers left, and what an erased tenant leaves behind."""
+"""The inbox in SQLite: claims of callers that have left, and remnants of an erased tenant."""
 
 import threading
 from collections.abc import AsyncIterator
@@ -62,7 +62,7 @@ async def test_a_claim_whose_caller_left_is_given_up_by_the_next_renewal(
         record = await inbox.get(key)
         assert record is not None
         assert (record.state, record.attempts) == (DeliveryState.RECEIVED, 0)
-        # Whoever was told of no lease records nothing.
+        # A process without a lease records nothing.
         await inbox.finish(key, Done(), now=1003.0)
         assert (await inbox.counts())[DeliveryState.DONE] == 0
 
@@ -96,12 +96,12 @@ async def test_nothing_of_an_erased_tenant_is_left_in_any_file(
     names = ["acme" if number % 3 else "bolt" for number in range(2 * INDEX_EVERY + 50)]
 
     async def run(number: int, name: str) -> None:
-        told = delivery(f"key-{name}-{number}", of=f"tenant-{name}", text=f"text-{name}")
-        await inbox.accept(told, leased=True)
+        incoming = delivery(f"key-{name}-{number}", of=f"tenant-{name}", text=f"text-{name}")
+        await inbox.accept(incoming, leased=True)
         if number % 5 == 0:
-            await inbox.finish(told.key, Retry(None, f"text-{name}"), now=1001.0)
+            await inbox.finish(incoming.key, Retry(None, f"text-{name}"), now=1001.0)
         elif number % 2:
-            await inbox.finish(told.key, Done(), now=1001.0)
+            await inbox.finish(incoming.key, Done(), now=1001.0)
 
     async with trio.open_nursery() as nursery:
         for number, name in enumerate(names):

@@ -126,7 +126,7 @@ def test_everything_is_moved_to_postgresql_and_goes_on(
     trio.run(go_on)
     checked = command_line("storage", "check", *ON_POSTGRES, "-f", "json")
     assert (checked.status, [row for row in checked.document if not row["ok"]]) == (0, [])
-    # A start that was not told of the move would take deliveries into the old file.
+    # A start with the old settings would accept deliveries into the old file.
     refused = command_line("events", "list")
     assert (refused.status, "was moved to PostgreSQL" in refused.err) == (78, True)
     assert "was moved" in command_line("storage", "status").out
@@ -395,7 +395,7 @@ def test_a_row_that_differs_is_noticed_before_the_source_is_marked(
     assert command_line(*TO_POSTGRES).status == 0
 
 
-def test_it_refuses_while_somebody_works_on_either_store(
+def test_it_refuses_while_a_process_uses_either_store(
     command_line: CommandLine, file: Path, database: Database
 ) -> None:
     with lock_data_directory(command_line.data):
@@ -457,7 +457,7 @@ def test_both_engines_differ(command_line: CommandLine) -> None:
 # -- status and check ----------------------------------------------------------------------------
 
 
-def test_the_status_says_what_the_next_start_does(
+def test_the_status_shows_the_steps_of_the_next_start(
     command_line: CommandLine, file: Path, database: Database
 ) -> None:
     shown = command_line("storage", "status", "-f", "json").document

@@ -1,4 +1,4 @@
-"""Claims of the store in SQLite that nobody waits for, and which keys are surely new."""
+"""Unawaited claims of the store in SQLite, and which keys are certainly new."""
 
 import threading
 from collections.abc import AsyncIterator
@@ -49,7 +49,7 @@ async def inbox(tmp_path: Path) -> AsyncIterator[SqliteInbox]:
 
 
 async def learned(inbox: SqliteInbox) -> None:
-    """Wait until a claim need not be waited for; what it takes for that is finished."""
+    """Wait until claims need not be awaited, and the preparation for that has finished."""
     with trio.fail_after(60):
         number = 0
         while not inbox.claim_unawaited(delivery(f"learned-{number}")):
@@ -117,7 +117,7 @@ async def test_both_ways_leave_the_same_record(tmp_path, outcome, state, attempt
 async def test_a_run_that_lasts_is_seen_by_others_as_running(inbox, tmp_path):
     await learned(inbox)
     assert inbox.claim_unawaited(delivery("m1"))
-    # What a method of this inbox reads is what its other methods have written.
+    # Methods of this inbox read the writes of its other methods.
     assert (await inbox.get("m1")).state is DeliveryState.RUNNING
     other = await open_inbox(tmp_path, "two", claims=False)
     assert (await other.get("m1")).state is DeliveryState.RUNNING
@@ -142,11 +142,11 @@ async def test_a_key_that_any_way_has_taken_is_not_new(inbox):
     await inbox.finish("accepted.tenant", Done(), now=1001.0)
 
 
-async def test_what_another_process_has_written_is_read_before_a_key_is_new(inbox, tmp_path):
+async def test_writes_of_another_process_are_read_before_a_key_counts_as_new(inbox, tmp_path):
     await learned(inbox)
     other = await open_inbox(tmp_path, "two", claims=False)
     await other.accept(delivery("theirs"), leased=False)
-    # Nobody has noticed yet: the transaction itself finds it, and it is done once and for all.
+    # No process has noticed yet: the transaction itself finds it, and settles it.
     assert inbox.claim_unawaited(delivery("theirs"))
     await inbox.finish("theirs", Done(), now=1001.0)
     assert (await other.get("theirs")).state is DeliveryState.DONE
@@ -224,7 +224,7 @@ async def test_a_claim_whose_commit_has_failed_is_written_with_the_outcome(
     assert commits == [0, 1]
     await inbox.finish("m1", outcome, now=1001.0)
     record = await inbox.get("m1")
-    assert record is not None, "a sender is told 200, and nothing is kept"
+    assert record is not None, "a sender gets 200, and nothing is stored"
     assert (record.state, record.attempts) == (state, attempts)
 
 
@@ -287,7 +287,7 @@ async def test_an_end_that_only_the_claims_file_knows_is_counted_once(tmp_path):
     assert b"m1" not in (tmp_path / "inbox.claims").read_bytes()
 
 
-async def test_a_filter_that_is_built_anew_forgets_nothing(inbox, tmp_path, monkeypatch):
+async def test_a_rebuilt_filter_forgets_nothing(inbox, tmp_path, monkeypatch):
     monkeypatch.setattr(known_keys_module, "KEYS_BEFORE_REBUILD", 5)
     await learned(inbox)
     before = inbox._unawaited.keys.filter

@@ -1,4 +1,4 @@
-"""What every store keeps to, beyond the model: cancellation, concurrency, retention, listings."""
+"""The contract of every store beyond the model: cancellation, concurrency, retention, listings."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
@@ -56,29 +56,29 @@ async def test_a_new_delivery_is_kept_with_everything_it_brought(stores: Stores)
 async def test_odd_ids_types_and_bodies_come_back_unchanged(stores: Stores) -> None:
     inbox = await stores.open()
     for odd in ("' OR 1=1 --", "a\0b", "\u2603" * 300, " ", "%"):
-        told = NewDelivery(odd, odd, odd.encode() + b"\xff\0", 7, 1.5, odd, True)
-        assert (await inbox.accept(told, leased=False)).admission is Admission.NEW
+        incoming = NewDelivery(odd, odd, odd.encode() + b"\xff\0", 7, 1.5, odd, True)
+        assert (await inbox.accept(incoming, leased=False)).admission is Admission.NEW
         record = await inbox.get(odd)
         assert record is not None
-        assert (record.type, record.raw, record.subject) == (odd, told.raw, odd)
+        assert (record.type, record.raw, record.subject) == (odd, incoming.raw, odd)
     assert len((await inbox.take_due(limit=10, now=2)).records) == 5
 
 
 async def note_admission(
-    call: Callable[[NewDelivery], Awaitable[Admitted]], told: NewDelivery, into: list[Admission]
+    call: Callable[[NewDelivery], Awaitable[Admitted]], incoming: NewDelivery, into: list[Admission]
 ) -> None:
-    into.append((await call(told)).admission)
+    into.append((await call(incoming)).admission)
 
 
 async def test_of_fifty_tasks_with_the_same_id_one_is_the_first(stores: Stores) -> None:
     inbox = await stores.open()
     for call in (lambda d: inbox.accept(d, leased=True), inbox.park):
-        told = delivery(getattr(call, "__name__", "m"))
+        incoming = delivery(getattr(call, "__name__", "m"))
         answers: list[Admission] = []
 
         async with trio.open_nursery() as nursery:
             for _ in range(50):
-                nursery.start_soon(note_admission, call, told, answers)
+                nursery.start_soon(note_admission, call, incoming, answers)
         assert answers.count(Admission.NEW) == 1
 
 
@@ -121,8 +121,8 @@ async def test_each_of_many_workers_gets_deliveries_of_its_own(stores: Stores) -
 async def test_ordered_deliveries_of_a_subject_wait_for_each_other(stores: Stores) -> None:
     inbox = await stores.open()
     for n in (1, 2, 3):
-        told = replace(delivery(f"a{n}", subject="a", ordered=True), type=f"t{n}")
-        await inbox.accept(told, leased=False)
+        incoming = replace(delivery(f"a{n}", subject="a", ordered=True), type=f"t{n}")
+        await inbox.accept(incoming, leased=False)
     await inbox.accept(delivery("b1", subject="b", ordered=True), leased=False)
     await inbox.accept(delivery("a free", subject="a"), leased=False)
 
@@ -162,7 +162,7 @@ async def test_recovery_hands_crashed_runs_to_our_own_workers(stores: Stores) ->
         "started": (received, True, 1),
         "waiting": (received, True, 0),
     }
-    # The one that was only thought to be dead has lost its lease: it changes nothing any more.
+    # The owner that only seemed dead has lost its lease: it changes nothing any more.
     await crashed.finish("started", Dead("late"), now=1003)
     assert (await inbox.get("started")).state is received  # type: ignore[union-attr] # it exists
 
@@ -199,19 +199,19 @@ async def test_the_runs_of_one_dead_owner_are_left_to_its_heir(stores: Stores) -
     assert await alive.take_over("dead", heir="heir", now=1002) == 0
     free = (await alive.take_due(limit=9, now=1002)).records
     assert [record.webhook_id for record in free] == ["queued"], "a run that ended it is the heir's"
-    # The heir dies before it has tried it: its own heir is told.
+    # The heir dies before it has run it: its own heir gets it.
     await (await stores.open("heir")).take_suspects(limit=9, now=1002)
     assert await alive.take_over("heir", heir="second heir", now=1002) == 1
     assert not (await alive.take_due(limit=9, now=1003)).records
     heir = await stores.open("second heir")
     (suspect,) = (await heir.take_suspects(limit=9, now=1003)).records
-    told = (suspect.webhook_id, suspect.state, suspect.attempts, suspect.process_ends)
-    assert told == ("started", DeliveryState.RECEIVED, 1, 1)
+    reported = (suspect.webhook_id, suspect.state, suspect.attempts, suspect.process_ends)
+    assert reported == ("started", DeliveryState.RECEIVED, 1, 1)
     await dead.finish("started", Dead("late"), now=1003)
     assert (await heir.get("started")).state is DeliveryState.RECEIVED  # type: ignore[union-attr] # it exists
 
 
-async def test_a_run_whose_heir_never_comes_is_taken_when_the_lease_has_ended(
+async def test_a_run_without_an_heir_is_claimed_after_its_lease(
     stores: Stores,
 ) -> None:
     dead, alive = await stores.open("dead"), await stores.open("alive")
@@ -242,7 +242,7 @@ async def test_a_run_that_is_begun_without_waiting_counts_before_what_follows(
     assert [(run.number, run.started_at) for run in await inbox.attempts("failed")] == [(1, 1001)]
 
 
-async def test_a_run_that_is_put_off_counts_for_nothing_and_is_due_at_its_time(
+async def test_a_postponed_run_is_not_counted_and_is_due_at_its_time(
     stores: Stores,
 ) -> None:
     inbox = await stores.open()
@@ -259,7 +259,7 @@ async def test_a_run_that_is_put_off_counts_for_nothing_and_is_due_at_its_time(
         assert (record.state, record.attempts) == (DeliveryState.RETRYING, 0)
         assert (record.next_attempt_at, record.last_error) == (1100, "the route is paused")
         assert list(await inbox.attempts(name)) == []
-    # It holds up its successors, and nobody else.
+    # It delays its successors, and no other event.
     due = await inbox.take_due(limit=9, now=1099)
     assert (list(due.records), due.next_due_at) == ([], 1100)
     due = await inbox.take_due(limit=9, now=1100)
@@ -278,7 +278,7 @@ async def test_a_run_that_is_put_off_counts_for_nothing_and_is_due_at_its_time(
         assert (record.state, record.last_error) == (DeliveryState.DONE, error)
 
 
-async def test_what_was_answered_is_kept_with_a_run_that_ended_well(stores: Stores) -> None:
+async def test_the_application_s_answer_is_stored_with_a_successful_run(stores: Stores) -> None:
     inbox = await stores.open()
     for name in ("began", "started", "retried"):
         await inbox.accept(delivery(name), leased=True)
@@ -320,7 +320,7 @@ async def test_a_run_that_begins_and_ends_at_once_counts_as_any_other(stores: St
     ]
 
 
-async def test_a_store_that_is_closed_ignores_what_nobody_waits_for(stores: Stores) -> None:
+async def test_a_closed_store_ignores_unawaited_work(stores: Stores) -> None:
     inbox = await stores.open()
     await inbox.accept(delivery("m1"), leased=True)
     await inbox.close()
@@ -328,7 +328,7 @@ async def test_a_store_that_is_closed_ignores_what_nobody_waits_for(stores: Stor
 
 
 async def test_a_start_that_is_repeated_counts_once(stores: Stores) -> None:
-    """Nobody knows whether a start that has failed was committed; another run counts."""
+    """It is unknown whether a failed start was committed; another run counts."""
     inbox = await stores.open()
     await inbox.accept(delivery(), leased=True)
     for run in (1, 2):
@@ -368,8 +368,8 @@ async def test_a_lease_is_another_s_until_it_expires(stores: Stores) -> None:
     assert await inbox.renew(["m1", "gone"], now=1021) == Renewed()
 
 
-async def test_a_renewal_gives_up_whatever_is_not_held(stores: Stores) -> None:
-    """What a caller that has left took is due at once, and no attempt of it counts."""
+async def test_a_renewal_gives_up_leases_that_are_not_held(stores: Stores) -> None:
+    """Events claimed for a caller that has left are due at once, and no attempt is counted."""
     inbox, other = await stores.open("one"), await stores.open("other")
     for name in ("held", "stray", "started", "waits"):
         await inbox.accept(delivery(name), leased=True)
@@ -436,8 +436,8 @@ async def test_giving_up_a_lease_neither_stops_a_run_nor_uncounts_one(stores: St
 async def test_a_listing_filters_and_pages(stores: Stores) -> None:
     inbox = await stores.open()
     for n in range(6):
-        told = delivery(f"m{n}", at=1000.0 + n, subject=f"s{n % 2}")
-        await inbox.accept(replace(told, type=f"t{n % 3}"), leased=True)
+        incoming = delivery(f"m{n}", at=1000.0 + n, subject=f"s{n % 2}")
+        await inbox.accept(replace(incoming, type=f"t{n % 3}"), leased=True)
         if n < 2:
             await inbox.finish(f"m{n}", Done(), now=1010)
 
@@ -460,7 +460,7 @@ async def test_a_listing_filters_and_pages(stores: Stores) -> None:
     assert await find(after_sequence=second, oldest_first=False, limit=2) == ["m5", "m4"]
     assert await find(oldest_first=True, limit=2) == ["m0", "m1"]
     assert await find(since=1001, until=1003) == ["m2", "m1"]
-    assert await find(tenant_id="nobody") == []
+    assert await find(tenant_id="unknown") == []
 
 
 async def test_retention_removes_bodies_then_records_but_no_dead_letter(stores: Stores) -> None:
@@ -496,7 +496,7 @@ async def test_only_changes_of_others_are_changes_elsewhere(stores: Stores) -> N
     assert not await inbox.changed_elsewhere()
 
 
-async def test_a_closed_store_says_so(stores: Stores) -> None:
+async def test_a_closed_store_raises_an_error(stores: Stores) -> None:
     inbox = await stores.open()
     await inbox.accept(delivery(), leased=True)
     await inbox.close()
@@ -520,7 +520,7 @@ CALLS: dict[str, Callable[[Inbox], Awaitable[Any]]] = {
     "release": lambda inbox: inbox.release(["leased"]),
     "take_due": lambda inbox: inbox.take_due(limit=5, now=1001),
     "recover": lambda inbox: inbox.recover(),
-    "take_over": lambda inbox: inbox.take_over("nobody", heir="heir", now=1001),
+    "take_over": lambda inbox: inbox.take_over("unknown", heir="heir", now=1001),
     "renew": lambda inbox: inbox.renew(["running"], now=1001),
     "replay": lambda inbox: inbox.replay(["dead"]),
     "repeat": lambda inbox: inbox.repeat(["dead"]),
@@ -598,7 +598,7 @@ async def test_closing_is_shielded(stores: Stores) -> None:
         await inbox.counts()
 
 
-async def test_it_says_which_ids_it_knows_in_whatever_state(stores: Stores) -> None:
+async def test_it_reports_known_ids_in_any_state(stores: Stores) -> None:
     inbox = await stores.open()
     await inbox.accept(delivery("waiting"), leased=False)
     await inbox.claim(delivery("failed"))
@@ -686,8 +686,8 @@ async def test_a_source_has_its_own_ids_lanes_and_listing(stores: Stores) -> Non
     inbox = await stores.open()
     for signer in ("", "@a", "@b"):
         for number in (1, 2):
-            told = delivery(f"m{number}", subject="s", ordered=True, signer=signer)
-            assert (await inbox.accept(told, leased=False)).admission is Admission.NEW
+            incoming = delivery(f"m{number}", subject="s", ordered=True, signer=signer)
+            assert (await inbox.accept(incoming, leased=False)).admission is Admission.NEW
     due = await inbox.take_due(now=1002, limit=10)
     # One of each lane, although their subject is the same.
     assert {record.key for record in due.records} == {"m1", "m1.@a", "m1.@b"}
@@ -705,9 +705,9 @@ async def test_a_source_has_its_own_ids_lanes_and_listing(stores: Stores) -> Non
 async def test_an_id_belongs_to_its_signer_and_people_find_all_who_used_it(stores: Stores) -> None:
     inbox = await stores.open()
     for signer in ("", "t1", "t2"):
-        told = delivery("m1", signer=signer, tenant_id=signer or None)
-        assert (await inbox.accept(told, leased=False)).admission is Admission.NEW
-        assert (await inbox.accept(told, leased=False)).admission is Admission.QUEUED
+        incoming = delivery("m1", signer=signer, tenant_id=signer or None)
+        assert (await inbox.accept(incoming, leased=False)).admission is Admission.NEW
+        assert (await inbox.accept(incoming, leased=False)).admission is Admission.QUEUED
     await inbox.accept(delivery("m10", signer="t1", tenant_id="t1"), leased=False)
     found = await inbox.find_by_id("m1")
     assert [(r.key, r.webhook_id, r.signer) for r in found] == [
@@ -723,8 +723,8 @@ async def test_an_id_belongs_to_its_signer_and_people_find_all_who_used_it(store
 async def test_a_line_of_ordered_deliveries_is_one_tenant_s(stores: Stores) -> None:
     inbox = await stores.open()
     for number, tenant in enumerate((None, "t1", "t1", "t2", None)):
-        told = delivery(f"m{number}", subject="s", ordered=True, tenant_id=tenant)
-        await inbox.accept(told, leased=False)
+        incoming = delivery(f"m{number}", subject="s", ordered=True, tenant_id=tenant)
+        await inbox.accept(incoming, leased=False)
     taken = [record.webhook_id for record in (await inbox.take_due(limit=9, now=1001)).records]
     assert taken == ["m0", "m1", "m3"]
 
@@ -759,12 +759,12 @@ async def test_other_bodies_are_kept_once_up_to_a_bound_and_go_with_the_first(
     assert await inbox.get("m1.t1") is None
 
 
-async def test_what_is_kept_of_other_bodies_in_memory_is_bounded_and_given_back() -> None:
+async def test_the_memory_of_other_bodies_is_bounded_and_freed() -> None:
     inbox = MemoryInbox(owner="one", lease_seconds=1, dedup_seconds=1, payload_seconds=1)
     for number in range(20):
-        told = delivery(f"m{number}")
-        await inbox.park(told)
-        await inbox.park(replace(told, raw=bytes(2**20)))
+        incoming = delivery(f"m{number}")
+        await inbox.park(incoming)
+        await inbox.park(replace(incoming, raw=bytes(2**20)))
     kept = [len(await inbox.evidence(f"m{number}")) for number in range(20)]
     assert 0 < sum(kept) <= 16
     await inbox.purge(now=1002)
@@ -773,13 +773,13 @@ async def test_what_is_kept_of_other_bodies_in_memory_is_bounded_and_given_back(
 
 async def test_why_a_delivery_is_parked_is_kept_until_it_runs_again(stores: Stores) -> None:
     inbox = await stores.open()
-    await inbox.park(delivery("m1"), "nobody wants it")
+    await inbox.park(delivery("m1"), "not wanted")
     await inbox.park(delivery("m1"), "another reason")
     await inbox.accept(delivery("m2"), leased=True)
     await inbox.start("m2", now=1001)
     await inbox.finish("m2", Parked("its tenant sleeps"), now=1002)
     reasons = {record.webhook_id: record.last_error for record in await inbox.find()}
-    assert reasons == {"m1": "nobody wants it", "m2": "its tenant sleeps"}
+    assert reasons == {"m1": "not wanted", "m2": "its tenant sleeps"}
     assert await inbox.replay(["m1"]) == ["m1"]
     record = await inbox.get("m1")
     assert record is not None
@@ -808,7 +808,7 @@ async def test_a_done_delivery_that_is_repeated_is_its_next_generation(stores: S
     await inbox.start("m1", now=1001)
     await inbox.finish("m1", Done(), now=1002)
     if stores.kind == "memory":
-        # It keeps no body of what is done, so there is nothing to run again.
+        # It keeps no bodies of done events, so they cannot run again.
         assert list(await inbox.repeat(["m1", "unknown"])) == []
         return
     assert list(await inbox.repeat(["m1", "unknown"])) == ["m1"]
@@ -865,25 +865,25 @@ async def test_behind_a_long_lane_everything_else_is_found(stores: Stores) -> No
     assert [len(records) for records in taken.values()] == [1, 1, 30]
     assert len(firsts) == 282
 
-    # The first of the longest lane goes on running, and holds up nobody else's.
+    # The first event of the longest lane keeps running, and delays no other lane.
     await end(taken["b"])
     (second,), _ = await found(1002)
     assert (second.subject, second.sequence) == ("b", taken["b"][0].sequence + 1)
     await end([record for record in firsts if str(record.subject).startswith("c")])
-    seconds, next_look = await found(1003)
+    seconds, next_poll = await found(1003)
     assert {record.subject for record in seconds} == set(pairs)
     assert len(seconds) == 250
 
-    # What was given up behind the looks is found by the next round of them.
+    # Leases given up behind the polls' position are found by the next round of polls.
     await inbox.release([taken[None][0].key])
-    again, next_look = await found(1004)
+    again, next_poll = await found(1004)
     if not again:
-        assert next_look is not None
-        again, _ = await found(next_look)
+        assert next_poll is not None
+        again, _ = await found(next_poll)
     assert [record.key for record in again] == [taken[None][0].key]
 
     # So it is while more waits beyond than the looks take.
-    now = (next_look or 1004.0) + 10
+    now = (next_poll or 1004.0) + 10
     for number in range(60):
         await inbox.accept(delivery(f"later-{number}"), leased=False)
     while not (await inbox.take_due(limit=1, now=now)).records:

@@ -111,7 +111,7 @@ async def test_a_log_that_another_process_cuts_between_commit_and_look_is_not_lo
 # -- a full disk, a failing job ----------------------------------------------------------------
 
 
-async def test_a_full_disk_refuses_and_works_again_once_there_is_room(
+async def test_a_full_disk_refuses_and_works_again_once_there_is_space(
     inbox: SqliteInbox, file: Path
 ) -> None:
     await inbox.accept(delivery("before"), leased=True)
@@ -299,7 +299,7 @@ async def test_a_database_of_another_program_is_refused_and_left_alone(file: Pat
     connection.close()
 
 
-async def test_a_missing_directory_says_so(tmp_path: Path) -> None:
+async def test_a_missing_directory_is_named(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailableError, match="directory exists"):
         await open_inbox(tmp_path / "nowhere" / "inbox.db")
 
@@ -315,11 +315,11 @@ async def test_a_new_file_carries_its_marks_and_syncs_every_commit(inbox: Sqlite
 
 
 class _Crash(BaseException):
-    """Stands for what no code expects."""
+    """An error that no code expects."""
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-async def test_a_crashed_thread_leaves_nobody_waiting(inbox: SqliteInbox) -> None:
+async def test_a_crashed_thread_leaves_no_task_waiting(inbox: SqliteInbox) -> None:
     gate = threading.Event()
     failed = []
 
@@ -469,13 +469,13 @@ async def keep_bodies(inbox: SqliteInbox) -> None:
     short, long, parked, _ = MARKERS
     for number in range(20):
         for name, body in (("short", short), ("long", long * 2000)):
-            told = NewDelivery(f"{name}-{number}", "order.paid", body, 7, 1000.0)
-            await inbox.accept(told, leased=True)
-            await inbox.finish(told.webhook_id, Done(), now=1001)
+            incoming = NewDelivery(f"{name}-{number}", "order.paid", body, 7, 1000.0)
+            await inbox.accept(incoming, leased=True)
+            await inbox.finish(incoming.webhook_id, Done(), now=1001)
     await inbox.park(NewDelivery("parked", "order.paid", parked, 7, 1000.0))
 
 
-async def test_what_retention_removes_is_in_no_file_any_more(
+async def test_data_removed_by_retention_is_in_no_file_any_more(
     inbox: SqliteInbox, file: Path
 ) -> None:
     await keep_bodies(inbox)
@@ -520,14 +520,14 @@ async def test_deliveries_wait_for_a_few_removed_ones_at_a_time(inbox: SqliteInb
 async def test_deliveries_wait_for_a_short_log_to_be_copied_during_the_retention(
     inbox: SqliteInbox, file: Path
 ) -> None:
-    """The log's size says how many pages one copy takes: without a bound of its own, 10 MB here."""
+    """The size of the log shows how many pages one copy takes: without a bound, 10 MB here."""
     log = file.with_name(f"{file.name}-wal")
     events = 2500
 
     def fill(tx: SqlTransaction) -> None:
         for number in range(events):
-            told = NewDelivery(f"m{number}", "order.paid", bytes(4000), 7, 1000.0)
-            deliveries.add_done(tx, FILLING, [deliveries.Ran(told, 1, 1001.0)])
+            incoming = NewDelivery(f"m{number}", "order.paid", bytes(4000), 7, 1000.0)
+            deliveries.add_done(tx, FILLING, [deliveries.Ran(incoming, 1, 1001.0)])
 
     await inbox._commits.submit(fill, patient=True)
     assert await inbox._clear_log(10)
@@ -562,7 +562,7 @@ async def test_wiping_reaches_what_earlier_versions_left_behind(
     assert (await inbox.accept(delivery("kept"), leased=True)).admission is Admission.QUEUED
 
 
-async def test_wiping_says_when_a_reader_keeps_the_log(inbox: SqliteInbox, file: Path) -> None:
+async def test_wiping_reports_a_reader_that_keeps_the_log(inbox: SqliteInbox, file: Path) -> None:
     other = apsw.Connection(str(file))
     other.execute("BEGIN")
     other.execute("SELECT count(*) FROM arrival").fetchall()
@@ -582,17 +582,17 @@ async def test_overwriting_costs_the_ordinary_way_of_a_delivery_no_page(tmp_path
         inbox = await open_inbox(tmp_path / f"{mode}.db")
         await submit(inbox, f"PRAGMA secure_delete = {mode}")
         for number in range(100):
-            told = delivery(f"m{number}", size=600 if number % 5 else 9000)
-            await inbox.accept(told, leased=True)
-            await inbox.start(told.webhook_id, now=1000)
+            incoming = delivery(f"m{number}", size=600 if number % 5 else 9000)
+            await inbox.accept(incoming, leased=True)
+            await inbox.start(incoming.webhook_id, now=1000)
             outcome = Done() if number % 3 else Retry(1001, "boom")
-            await inbox.finish(told.webhook_id, outcome, now=1000)
+            await inbox.finish(incoming.webhook_id, outcome, now=1000)
         pages[mode] = (tmp_path / f"{mode}.db-wal").stat().st_size
         await inbox.close()
     assert pages["ON"] == pages["OFF"] > 0
 
 
-async def test_a_look_that_had_to_wait_or_may_not_takes_no_expired_lease(
+async def test_a_poll_that_waited_or_may_not_take_over_claims_no_expired_lease(
     file: Path, inbox: SqliteInbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the clock of the caller, which was set meanwhile, a lease that is in force has expired."""

@@ -54,7 +54,7 @@ EXAMPLES = int(os.environ.get("SDK_TEST_MODEL_EXAMPLES", "30"))
 
 
 class Model:
-    """What ports.py says, in the plainest words: a dictionary and no hurry."""
+    """The contract of ports.py as a simple model: a dictionary, and no optimization."""
 
     def __init__(self, forgets_early: bool) -> None:
         self.rows: dict[str, SimpleNamespace] = {}
@@ -135,7 +135,7 @@ class Model:
             return False
         if row.owner is not None and row.owner != owner and row.until > now:
             return False
-        # A start that is repeated, since nobody knows whether it was committed, counts once.
+        # A repeated start counts once: it was unknown whether the first one was committed.
         row.attempts += (row.state, row.owner) != ("running", owner)
         row.state, row.started, row.due, row.alone = "running", now, None, alone
         row.owner, row.until = owner, now + LEASE
@@ -205,7 +205,7 @@ class Model:
             self.cut_short(self.rows[id_], False)
         for id_ in due[:limit]:
             self.rows[id_].owner, self.rows[id_].until = owner, now + LEASE
-        for id_ in blocking:  # nobody renews it, and the first one of its line waits for it
+        for id_ in blocking:  # it is not renewed, and the first one of its lane waits for it
             self.rows[id_].owner = self.rows[id_].until = None
         return due[:limit], len(due) > limit or bool(blocking), min(later, default=None)
 
@@ -239,7 +239,7 @@ class Model:
         return len(held)
 
     def suspects(self, owner: str, limit: int, now: float) -> list[str]:
-        """What would be due, of those that ran when a process ended, and are nobody else's."""
+        """Return the due events that ran when a process ended and have no other owner."""
         before = {id_: (r.owner, r.until) for id_, r in self.rows.items()}
         for row in self.rows.values():
             if row.owner == owner and row.ends and row.state == "received":
@@ -461,23 +461,23 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(by=who, id_=ids, outcome=outcomes, stray=strays)
     def finish(self, by: int, id_: str, outcome: tuple[Any, ...], stray: int) -> None:
         by, id_ = self.aim(by, id_, stray)
-        told: Outcome
+        ended_as: Outcome
         match outcome:
             case ("done",):
-                told = Done()
+                ended_as = Done()
             case ("released",):
-                told = Released()
+                ended_as = Released()
             case ("answered", answer):
-                told = Done(answer)
+                ended_as = Done(answer)
             case ("postponed", wait, reason):
-                told = Postponed(self.now + wait, reason)
+                ended_as = Postponed(self.now + wait, reason)
             case ("parked",):
-                told = Parked()
+                ended_as = Parked()
             case ("dead", error):
-                told = Dead(error)
+                ended_as = Dead(error)
             case (_, wait, error):
-                told = Retry(None if wait is None else self.now + wait, error, "a.py:1", "T")
-        self.loop(lambda: self.inboxes[by].finish(id_, told, now=self.now))
+                ended_as = Retry(None if wait is None else self.now + wait, error, "a.py:1", "T")
+        self.loop(lambda: self.inboxes[by].finish(id_, ended_as, now=self.now))
         self.model.finish(id_, self.owners[by], outcome, self.now)
         self.held[by].discard(id_)
 
@@ -521,9 +521,9 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(by=who, lasts=st.booleans())
     def nothing_stays_leased_without_a_run(self, by: int, lasts: bool) -> None:
-        """Whatever no owner holds is taken after a lease, whoever has left it and whoever asks.
+        """Every event without a living owner is claimed after a lease, whichever process left it.
 
-        ``lasts``: the other owner lives and renews; otherwise it stands still.
+        ``lasts``: the other owner lives and renews; otherwise it is paused.
         """
         self.now += LEASE + 1
         self.renew(by)
@@ -641,7 +641,7 @@ class PostgresMachine(StoreMachine):
 
 
 @pytest.mark.parametrize("machine", [SqliteMachine, MemoryMachine, PostgresMachine])
-def test_any_order_of_calls_gives_what_the_model_says(machine: type[StoreMachine]) -> None:
+def test_any_order_of_calls_gives_the_model_s_results(machine: type[StoreMachine]) -> None:
     from hypothesis.stateful import run_state_machine_as_test
 
     run_state_machine_as_test(

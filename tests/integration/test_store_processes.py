@@ -102,18 +102,18 @@ def promises_of_a_killed_child(file: Path) -> set[str]:
         [sys.executable, "-c", ACCEPT_UNTIL_KILLED, str(file)], stdout=subprocess.PIPE
     )
     assert child.stdout is not None
-    told = [child.stdout.readline() for _ in range(400)]
+    reported = [child.stdout.readline() for _ in range(400)]
     os.kill(child.pid, signal.SIGKILL)
-    told += child.stdout.readlines()
+    reported += child.stdout.readlines()
     child.stdout.close()
     child.wait(60)
     # The last line may have been cut off by the kill; every whole one was a promise.
-    promised = {line.decode().strip() for line in told if line.endswith(b"\n")}
+    promised = {line.decode().strip() for line in reported if line.endswith(b"\n")}
     assert len(promised) >= 400
     return promised
 
 
-async def test_what_was_accepted_survives_kill_9_in_the_middle_of_commits(tmp_path: Path) -> None:
+async def test_accepted_events_survive_kill_9_in_the_middle_of_commits(tmp_path: Path) -> None:
     file = tmp_path / "inbox.db"
     for _ in range(3):
         promised = await trio.to_thread.run_sync(promises_of_a_killed_child, file)
@@ -185,7 +185,7 @@ store.execute("COMMIT")
 """
 
 
-async def test_a_command_beside_processes_that_write_in_turns_waits_for_its_own(
+async def test_a_command_beside_processes_that_alternate_writes_gets_the_write_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = Settings(storage=StorageOptions(path=str(tmp_path)))
@@ -263,7 +263,7 @@ def test_the_directory_is_made_for_its_owner_alone(tmp_path: Path) -> None:
     assert create_data_directory(directory) == directory
 
 
-def test_a_directory_that_cannot_be_made_says_so(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_created_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "file", tmp_path / "file" / "data"):
         with pytest.raises(StoreUnavailableError, match="Sdk:Storage:Path") as caught:

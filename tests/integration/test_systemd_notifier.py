@@ -132,7 +132,7 @@ def test_a_long_upgrade_at_the_start_asks_for_time_until_it_is_ready(
     assert set(heard[:ready]) == {"EXTEND_TIMEOUT_USEC=15000000\nSTATUS=starting"}
 
 
-async def test_what_must_not_get_lost_waits_for_a_place_in_the_queue(manager, monkeypatch):
+async def test_messages_that_must_not_be_lost_wait_for_the_manager_s_queue(manager, monkeypatch):
     with contextlib.closing(SystemdNotifier(manager.address)) as notifier:
         async with trio.open_nursery() as nursery:
             for _ in range(30):
@@ -142,7 +142,7 @@ async def test_what_must_not_get_lost_waits_for_a_place_in_the_queue(manager, mo
         monkeypatch.setattr(systemd, "PATIENCE_SECONDS", 0.1)
         with trio.fail_after(60):
             for _ in range(30):
-                await notifier.ready("nobody reads")
+                await notifier.ready("unread")
 
 
 async def test_a_manager_that_is_gone_stops_nothing(manager, caplog):

@@ -90,7 +90,7 @@ async def test_functions_of_one_tenant_run_one_at_a_time_in_order_and_tenants_si
 
     async with opened(tmp_path) as databases, trio.open_nursery() as nursery:
         with trio.fail_after(60):
-            # Two tenants meet in their functions; of one tenant they would wait for ever.
+            # Two tenants meet in their functions; of one tenant they would wait without end.
             async with trio.open_nursery() as meeting:
                 meeting.start_soon(databases.run, TENANT, lambda _c: both.wait(60))
                 meeting.start_soon(databases.run, OTHER, lambda _c: both.wait(60))
@@ -161,7 +161,7 @@ async def test_after_the_block_and_after_the_end_calls_are_refused(tmp_path):
         await databases.run(TENANT, bodies)
 
 
-async def test_what_waits_when_they_are_closed_is_refused_and_what_runs_is_finished(tmp_path):
+async def test_on_close_waiting_calls_are_refused_and_running_ones_finished(tmp_path):
     databases = TenantDatabases(tmp_path, max_open=1, max_threads=1)
     go_on = threading.Event()
 
@@ -186,7 +186,7 @@ async def test_what_waits_when_they_are_closed_is_refused_and_what_runs_is_finis
     "tenant_id",
     ["../default", "", "default", TENANT.upper(), f"../{TENANT}", f"{TENANT}\n", "a/" + TENANT],
 )
-async def test_what_is_no_tenant_id_is_no_file_name(tmp_path, tenant_id):
+async def test_only_a_tenant_id_becomes_a_file_name(tmp_path, tenant_id):
     async with opened(tmp_path / "tenants") as databases:
         with pytest.raises(InvalidTenantError):
             async with databases.open(tenant_id):
@@ -306,7 +306,7 @@ async def test_a_database_that_took_its_place_is_used(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", ["-wal", "-shm"])
-async def test_a_log_that_nobody_else_will_find_is_not_written_to(tmp_path, suffix):
+async def test_an_unlinked_log_is_not_written_to(tmp_path, suffix):
     async with opened(tmp_path, replicated=True) as databases:
         await databases.run(TENANT, create)
         (tmp_path / f"{TENANT}.db{suffix}").unlink()
@@ -319,7 +319,7 @@ async def test_a_log_that_nobody_else_will_find_is_not_written_to(tmp_path, suff
         assert await again.run(TENANT, bodies) == ["kept"]
 
 
-async def test_what_is_written_while_the_file_is_replaced_is_no_success(tmp_path):
+async def test_a_write_while_the_file_is_replaced_is_no_success(tmp_path):
     def add_and_replace(connection):
         add("lost")(connection)
         replace_by_a_copy(tmp_path, "new")
@@ -332,10 +332,8 @@ async def test_what_is_written_while_the_file_is_replaced_is_no_success(tmp_path
         assert await databases.run(TENANT, bodies) == ["new", "again"]
 
 
-async def test_what_is_committed_to_a_file_that_is_replaced_then_is_no_success(
-    tmp_path, monkeypatch
-):
-    """The file goes between the last look and the commit: that is found after it."""
+async def test_a_commit_to_a_file_that_is_then_replaced_is_no_success(tmp_path, monkeypatch):
+    """The file disappears between the last check and the commit, and is missed after it."""
     looked = database_opener._require_in_place
     looks = []
 
@@ -353,7 +351,7 @@ async def test_what_is_committed_to_a_file_that_is_replaced_then_is_no_success(
         assert await databases.run(TENANT, bodies) == ["new"]
 
 
-async def test_a_database_that_is_gone_is_not_made_anew_in_its_place(tmp_path):
+async def test_a_missing_database_is_not_created_again(tmp_path):
     file = tmp_path / f"{TENANT}.db"
     async with opened(tmp_path) as databases:
         await databases.run(TENANT, add("old"))
@@ -366,7 +364,7 @@ async def test_a_database_that_is_gone_is_not_made_anew_in_its_place(tmp_path):
         assert await databases.run(TENANT, bodies) == ["old"]
 
 
-async def test_who_restores_waits_for_the_tenants_to_be_let_go_of_and_keeps_them_out(tmp_path):
+async def test_a_restore_waits_until_the_databases_are_closed_and_locks_them(tmp_path):
     file = tmp_path / f"{TENANT}.db"
     async with opened(tmp_path) as databases:
         await databases.run(TENANT, add("old"))
@@ -388,8 +386,8 @@ def take_elsewhere(file: Path) -> str:
     return done.stdout.strip()
 
 
-async def test_a_tenant_that_leaves_active_has_no_open_database_whoever_suspends_it(tmp_path):
-    """The change is another process's: a service of its own on the same store."""
+async def test_an_inactive_tenant_has_no_open_database_regardless_of_who_suspended_it(tmp_path):
+    """Another process makes the change: a separate service on the same store."""
     settings = settings_for_tests(
         {
             "Storage:Backend": "Sqlite",
@@ -431,7 +429,7 @@ async def test_a_close_waits_once_for_what_has_stalled(tmp_path, monkeypatch):
     databases = TenantDatabases(tmp_path)
     with trio.fail_after(60):
         await give_up(databases, lambda _c: disk.wait(100))
-        # Whoever was cancelled has waited for it already, so the close does not wait again.
+        # The cancelled task has waited for it already, so the close does not wait again.
         monkeypatch.setattr(database_opener, "STALL_SECONDS", 3600)
         with pytest.raises(StoreUnavailableError, match="did not close"):
             await databases.close()

@@ -1,4 +1,4 @@
-"""``tenant purge``: what may be removed, what is left, and what a crash leaves behind."""
+"""``tenant purge``: removable tenants, remaining data, and remnants of a crash."""
 
 import random
 
@@ -86,7 +86,7 @@ async def test_only_tenants_deleted_longer_ago_than_their_retention_are_removed(
     assert await bench.purger.candidates() == []
 
 
-async def test_the_audit_trail_says_who_purged_and_keeps_the_past_unless_told_to_forget(bench):
+async def test_the_audit_trail_names_who_purged_and_keeps_the_past_unless_asked_to_forget(bench):
     for name in ("one", "two"):
         await bench.add(name)
         await bench.delete(name, days_ago=100)
@@ -99,7 +99,7 @@ async def test_the_audit_trail_says_who_purged_and_keeps_the_past_unless_told_to
     assert [row.action for row in await bench.tenants.audit(two.tenant_id)] == ["Purged"]
 
 
-async def test_a_tenant_that_came_back_after_the_dry_run_keeps_everything(bench):
+async def test_a_tenant_reactivated_after_the_dry_run_keeps_everything(bench):
     tenant_id = await bench.add("back")
     await bench.delete("back", days_ago=100)
     (candidate,) = await bench.purger.candidates()
@@ -126,7 +126,7 @@ async def test_files_that_a_killed_purge_left_are_found_and_those_of_others_are_
     tenant_id = await bench.add("old")
     await bench.delete("old", days_ago=100)
     stranger = bench.databases.directory / "11111111-2222-4333-8444-555555555555.db"
-    stranger.write_bytes(b"nobody knows whose this is")
+    stranger.write_bytes(b"of an unknown owner")
     await bench.databases.forget(tenant_id)
     content = (bench.databases.directory / f"{tenant_id}.db").read_bytes()
     await purge_all(bench)
@@ -138,7 +138,7 @@ async def test_files_that_a_killed_purge_left_are_found_and_those_of_others_are_
     assert bench.files() == {stranger.name[:36]}
 
 
-async def test_within_the_retention_only_on_demand_and_the_record_names_nobody(bench):
+async def test_within_the_retention_only_on_demand_and_the_record_names_no_one(bench):
     tenant_id = await bench.add("jane-doe")
     with pytest.raises(IllegalTransitionError, match="is Active and is not purged"):
         await bench.purger.candidate("jane-doe", now=True)
@@ -201,8 +201,8 @@ async def test_deliveries_of_one_tenant_go_whatever_their_state_and_others_stay(
     assert sum((await store.inbox.counts()).values()) == 4
     # What is left of it is as if it had never been there: it can come again.
     await fill(store, "mine", "a")
-    assert await store.inbox.erase("nobody") == 0
-    # A run that was on its way ends without a word.
+    assert await store.inbox.erase("unknown") == 0
+    # A run in progress ends without an error.
     await store.inbox.erase("other")
     await store.inbox.finish("g", Dead("ValueError: late"), now=9.0)
     assert (await store.inbox.holdings("other"))["attempts"] == 0
@@ -217,16 +217,16 @@ async def test_the_checkpoints_of_a_purged_tenant_go_and_those_of_others_stay(st
     assert left == ["catch_up", "catch_up.not-mine"]
 
 
-async def test_a_body_that_came_under_anothers_key_goes_with_the_tenant_that_it_is_of(store):
+async def test_a_body_stored_under_another_tenant_s_key_is_purged_with_its_own_tenant(store):
     first = NewDelivery("m1", "order.paid", b"first", 1, 1.0, tenant_id="other")
-    for body, tenant_id in ((b"first", "other"), (b"mine", "mine"), (b"nobody's", None)):
-        told = structs.replace(first, raw=body, tenant_id=tenant_id)
-        await store.inbox.accept(told, leased=False)
+    for body, tenant_id in ((b"first", "other"), (b"mine", "mine"), (b"host's", None)):
+        incoming = structs.replace(first, raw=body, tenant_id=tenant_id)
+        await store.inbox.accept(incoming, leased=False)
     assert (await store.inbox.holdings("mine"))["evidence"] == 1
     assert (await store.inbox.holdings("other"))["evidence"] == 2
     assert set(await store.inbox.unowned()) == {"mine", "other"}
     assert await store.inbox.erase("mine") == 0
-    assert [other.raw for other in await store.inbox.evidence("m1")] == [b"nobody's"]
+    assert [other.raw for other in await store.inbox.evidence("m1")] == [b"host's"]
     assert await store.inbox.unowned() == ["other"]
     assert (await store.inbox.get("m1")).raw == b"first"
 
@@ -265,7 +265,7 @@ async def fail_many(inbox, tenant_id, seed):
 
 
 async def test_no_page_of_the_store_keeps_a_row_that_was_moved_in_a_split(bench, tmp_path):
-    """Overwriting what is deleted is not enough: rows that grow move to other pages."""
+    """Overwriting deleted rows is not enough: rows that grow move to other pages."""
     tenant = await bench.tenants.add("split", name="Split")
     await bench.tenants.delete("split")
     key = "split"

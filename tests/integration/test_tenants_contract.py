@@ -1,4 +1,5 @@
-"""What every store keeps to for tenants, beyond the model: at once, in one piece, cut short."""
+"""The contract of every store for tenants, beyond the model: concurrency, atomicity,
+cancellation."""
 
 import itertools
 import tracemalloc
@@ -43,7 +44,7 @@ VERBS = ("suspend", "deactivate", "delete")
 
 @attrs.define
 class Hosts:
-    """Processes that share one store, each with a service of its own."""
+    """Processes that share one store, each with its own service."""
 
     kind: str
     file: Path
@@ -82,12 +83,12 @@ async def add(service: TenantService, identifier: str = "acme", **values: Any) -
 
 async def trails(service: TenantService) -> tuple[int, int]:
     audit = len(await service.audit(limit=1000))
-    told = 0
+    reported = 0
     with service.subscribe() as feed:
-        # Whoever was only added has no transition, of which one would be told.
+        # A tenant that was only added has no transition to announce.
         with trio.move_on_after(0.05 if audit <= 1 else 60):
-            told = len(await feed.next(limit=1000))
-    return audit, told
+            reported = len(await feed.next(limit=1000))
+    return audit, reported
 
 
 async def all_at_once(calls: list[Callable[[], Any]]) -> tuple[list[Any], list[Exception]]:
@@ -141,7 +142,7 @@ class SlowToReturn:
         await self.go_on.wait()
 
 
-async def test_who_sees_a_transition_before_it_has_returned_does_not_just_follow_it(
+async def test_an_overlapping_transition_is_a_conflict(
     hosts: Hosts,
 ) -> None:
     tenant = await add(await hosts.service())
@@ -195,9 +196,9 @@ async def test_a_transition_is_written_whole_or_not_at_all_when_it_is_cancelled(
                     await trio.lowlevel.checkpoint()
                 scope.cancel()
         now = await service.get(tenant)
-        audit, told = await trails(service)
+        audit, reported = await trails(service)
         assert audit == now.version
-        assert told == now.version - 1
+        assert reported == now.version - 1
         tenant = now
 
 
@@ -246,7 +247,7 @@ async def test_changes_of_another_process_are_noticed(hosts: Hosts) -> None:
             nursery.cancel_scope.cancel()
 
 
-async def test_what_this_process_has_changed_is_seen_at_once(hosts: Hosts) -> None:
+async def test_changes_of_this_process_are_seen_at_once(hosts: Hosts) -> None:
     service = await hosts.service()
     assert await service.find_by_organization("o") is None
     tenant = await add(service, organization_id="o")
@@ -274,7 +275,7 @@ async def test_a_purged_tenant_is_gone_and_its_names_are_free(hosts: Hosts) -> N
     assert len(await service.audit(gone.id)) == 2
 
 
-async def test_a_closed_store_says_so(hosts: Hosts) -> None:
+async def test_a_closed_store_raises_an_error(hosts: Hosts) -> None:
     service = await hosts.service()
     await hosts.opened[0].close()
     for call in (service.counts, service.list, lambda: service.suspend("a"), lambda: add(service)):
@@ -341,8 +342,10 @@ async def test_deliveries_and_transitions_share_one_writer(tmp_path: Path) -> No
         tenant = await add(service)
         async with trio.open_nursery() as nursery:
             for number in range(50):
-                told = NewDelivery(f"m{number}", "t", b"x", 7, 1.0, tenant_id=tenant.id)
-                nursery.start_soon(lambda told=told: store.inbox.accept(told, leased=False))
+                incoming = NewDelivery(f"m{number}", "t", b"x", 7, 1.0, tenant_id=tenant.id)
+                nursery.start_soon(
+                    lambda incoming=incoming: store.inbox.accept(incoming, leased=False)
+                )
             nursery.start_soon(service.suspend, tenant)
         due = await store.inbox.take_due(limit=100, now=2.0)
         assert {record.tenant_id for record in due.records} == {tenant.id}
@@ -376,10 +379,10 @@ async def test_a_refusal_that_repeats_itself_is_one_row_a_minute_with_a_count(
     assert (rows[2].details or "").endswith("(49 more since the previous row)")
 
 
-async def test_whose_an_organization_is_costs_one_query_until_somebody_changes_a_tenant(
+async def test_the_owner_of_an_organization_costs_one_query_until_a_tenant_changes(
     sqlite_host: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a tenant, of a purged one, of nobody: every delivery asks."""
+    """Of a tenant, of a purged tenant, of none: every delivery queries it."""
     service = await sqlite_host.service()
     other = await sqlite_host.service()
     there = await add(service, "there", organization_id="o1")
@@ -399,14 +402,14 @@ async def test_whose_an_organization_is_costs_one_query_until_somebody_changes_a
 
     async with trio.open_nursery() as nursery:
         await nursery.start(service.run)
-        await until(lambda: service._directory.generation >= 4)  # its first look at the store
+        await until(lambda: service._directory.generation >= 4)  # its first poll of the store
         with monkeypatch.context() as patch:
             patch.setattr(ReaderPool, "run", count)
             for _ in range(20):
                 assert await whose("o1") == (there.id, None)
                 assert await service.recall(there.id) == there
                 assert await whose("o2") == (gone.id, None)
-                assert await whose("nobody") == (None, None)
+                assert await whose("unknown") == (None, None)
             asked = [query for query in asked if "revision" not in query.__name__]
             assert len(asked) == 3
         tenant = await other.get("gone")
@@ -457,7 +460,7 @@ async def test_ten_thousand_tenants_are_found_without_reading_them_all(
         lambda: service.list(status=TenantStatus.SUSPENDED, limit=1),
         lambda: service.audit("id9999"),
         lambda: store.tenants.holders(
-            [EnvironmentVariable("SECRET_7"), EnvironmentVariable("NOBODYS")], but="id1"
+            [EnvironmentVariable("SECRET_7"), EnvironmentVariable("UNRELATED")], but="id1"
         ),
     ):
         steps.clear()

@@ -1,4 +1,4 @@
-"""No sender has any influence on another one's deliveries, whatever ids, subjects and bodies."""
+"""No sender influences another sender's deliveries, by any ids, subjects or bodies."""
 
 import tempfile
 from collections.abc import AsyncIterator
@@ -65,9 +65,9 @@ DELIVERY: dict[str, st.SearchStrategy[Any]] = {
 
 
 class IsolationMachine(RuleBasedStateMachine):
-    """The host and two tenants on one store; each also has a store that nobody else uses.
+    """The host and two tenants on one store; each also has a store of its own.
 
-    Whatever the store says of a sender's deliveries has to be what it would say without the others.
+    The store's results for a sender's deliveries must be the same as without the others.
     """
 
     backend = ""
@@ -94,7 +94,7 @@ class IsolationMachine(RuleBasedStateMachine):
         assert answer == self.loop(lambda: call(self.alone[sender]))
         return answer
 
-    # Little can be seen of each other before everybody has sent something.
+    # Influence shows only after each of them has sent events.
     @initialize(first=st.lists(st.tuples(*DELIVERY.values()), min_size=6, max_size=12))
     def begin(self, first: list[tuple[str, str, str, bytes, bool, bool]]) -> None:
         for delivery in first:
@@ -107,11 +107,11 @@ class IsolationMachine(RuleBasedStateMachine):
     def deliver_one(
         self, sender: str, id_: str, verb: str, body: bytes, ordered: bool, leased: bool
     ) -> None:
-        told = NewDelivery(
+        incoming = NewDelivery(
             id_, f"t.{sender}", body, 7, self.now, "s", ordered, sender or None, sender, "1.2.3.4"
         )
         options = {"leased": leased} if verb == "accept" else {}
-        self.both(sender, lambda inbox: getattr(inbox, verb)(told, **options))
+        self.both(sender, lambda inbox: getattr(inbox, verb)(incoming, **options))
 
     @rule(sender=senders, id_=ids, alone=st.booleans())
     def start(self, sender: str, id_: str, alone: bool) -> None:
@@ -124,8 +124,8 @@ class IsolationMachine(RuleBasedStateMachine):
         outcome=st.sampled_from((Done(), Done(), Dead("no"), Parked(), Retry(1.0, "x"), None)),
     )
     def finish(self, sender: str, id_: str, outcome: Any) -> None:
-        told = outcome or Retry(None, "later")
-        self.both(sender, lambda inbox: inbox.finish(key_of(id_, sender), told, now=self.now))
+        reported = outcome or Retry(None, "later")
+        self.both(sender, lambda inbox: inbox.finish(key_of(id_, sender), reported, now=self.now))
 
     @rule(sender=senders, chosen=st.lists(ids, max_size=2))
     def replay(self, sender: str, chosen: list[str]) -> None:
@@ -158,12 +158,12 @@ class IsolationMachine(RuleBasedStateMachine):
     def advance(self, seconds: int) -> None:
         self.now += seconds
         if self.backend == "memory":
-            # It forgets what is over its retention at anybody's next delivery, or at a purge;
-            # nobody is promised when. Done for all at once, so that only influence is compared.
+            # It forgets what is over its retention at anybody's next delivery, or at a purge; no
+            # time is guaranteed. Done for all at once, so that only influence is compared.
             self.purge()
 
     @invariant()
-    def nobody_sees_anything_of_the_others(self) -> None:
+    def no_tenant_sees_anything_of_the_others(self) -> None:
         for sender in SENDERS:
             for id_ in IDS:
                 self.both(sender, partial(look, key=key_of(id_, sender)))
@@ -176,7 +176,7 @@ class IsolationMachine(RuleBasedStateMachine):
 
 
 def plain(record: DeliveryRecord | None) -> Any:
-    """A record without its number, which tells how many came before."""
+    """Return a record without its number, which reveals how many came before."""
     if record is None:
         return None
     names = (name for name in DeliveryRecord.__slots__ if name not in ("sequence", "__weakref__"))
@@ -202,7 +202,7 @@ class PostgresIsolation(IsolationMachine):
 
 
 @pytest.mark.parametrize("machine", [SqliteIsolation, MemoryIsolation, PostgresIsolation])
-def test_a_store_says_of_each_sender_what_it_would_say_without_the_others(
+def test_the_store_s_results_for_a_sender_do_not_depend_on_the_others(
     machine: type[IsolationMachine],
 ) -> None:
     run_state_machine_as_test(
@@ -240,7 +240,8 @@ class Host:
         at: str | None = None,
         webhook_id: str | None = None,
     ) -> Posted:
-        """Post a body signed with the secret of a tenant or the host, to somebody's address."""
+        """Post a body signed with the secret of a tenant or the host, to the address of any
+        tenant."""
         signed = sign_delivery(body, secret=Secret(self.secrets[secret]), webhook_id=webhook_id)
         path = self.app.settings.webhooks.path + (f"/{at}" if at is not None else "")
         started = self.app.runtime.started
@@ -291,7 +292,7 @@ def body(
 
 
 class Seen:
-    """What ran, and for whom; events of ``failing`` tenants fail."""
+    """Record the runs and their tenants; events of ``failing`` tenants fail."""
 
     def __init__(self, *, failing: tuple[str, ...] = ()) -> None:
         self.ran: list[tuple[str | None, str, bytes]] = []
@@ -342,7 +343,7 @@ async def test_the_id_that_one_tenant_has_used_is_new_for_another_one_and_for_th
     assert seen.keys == [f"evt_1.{ids['a']}", f"evt_1.{ids['b']}", "evt_1"]
 
 
-async def test_what_one_tenant_has_parked_is_not_what_another_one_s_delivery_runs(
+async def test_a_delivery_does_not_run_another_tenant_s_parked_event(
     tmp_path: Path,
 ) -> None:
     seen = Seen()
@@ -381,9 +382,7 @@ async def test_an_ordered_event_that_fails_holds_up_no_other_tenant_s_event_of_t
 
 
 @pytest.mark.parametrize("fast", [True, False])
-async def test_at_the_address_of_a_tenant_its_keys_alone_verify_whatever_the_body_says(
-    tmp_path: Path, fast: bool
-) -> None:
+async def test_at_a_tenant_s_address_only_its_keys_verify(tmp_path: Path, fast: bool) -> None:
     seen = Seen()
     async with host(tmp_path, seen.registry(), Server__FastPath=fast) as ready:
         for sent in (body("a"), body("b"), b'{"type":"order.paid","data":{}}'):
@@ -398,7 +397,7 @@ async def test_at_the_address_of_a_tenant_its_keys_alone_verify_whatever_the_bod
     assert [name for name, _, _ in seen.ran] == ["a"] * 4
 
 
-async def test_the_answer_does_not_tell_which_tenants_there_are(tmp_path: Path) -> None:
+async def test_the_answer_does_not_reveal_which_tenants_exist(tmp_path: Path) -> None:
     async with host(tmp_path, Seen().registry()) as ready:
         await ready.service.add(
             "gone",
@@ -409,7 +408,7 @@ async def test_the_answer_does_not_tell_which_tenants_there_are(tmp_path: Path) 
         await ready.service.delete("gone", reason="left", actor="test")
         wrong = await ready.post(body("a"), secret="b", at="a")
         assert (wrong.status, wrong.body) == OPAQUE
-        for at in ("gone", "plain", "nobody", "A", "a%00", "x" * 300):
+        for at in ("gone", "plain", "unknown", "A", "a%00", "x" * 300):
             for secret in ("a", "host"):
                 refused = await ready.post(body("a"), secret=secret, at=at)
                 assert (refused.status, refused.body) == OPAQUE
@@ -435,7 +434,7 @@ async def test_events_of_a_suspended_tenant_are_taken_at_its_address(tmp_path: P
 
 
 @pytest.mark.parametrize("only", [False, True])
-async def test_the_host_signs_for_a_tenant_with_secrets_of_its_own_unless_it_is_told_not_to(
+async def test_the_host_signs_for_a_tenant_with_its_own_secrets_unless_disabled(
     tmp_path: Path, only: bool
 ) -> None:
     seen = Seen()
@@ -471,7 +470,7 @@ async def test_another_body_under_the_same_key_is_counted_and_kept_beside_the_fi
     assert counted == 15
 
 
-async def test_another_body_that_comes_while_the_first_one_runs_is_kept_too(
+async def test_another_body_that_arrives_during_the_first_run_is_also_stored(
     tmp_path: Path,
 ) -> None:
     begun, gate = trio.Event(), trio.Event()

@@ -49,7 +49,7 @@ PREFIX = "Sdk:MultiTenant:TenantStatus:"
 ANYWAY = PREFIX + "SuspendUnverifiedTenantsAnyway"
 NOT_REQUIRED = PREFIX + "RequireVerifiedEmailForSuspension"
 
-#: From where each verb leads where: the model's own table.
+#: The statuses from and to which each verb leads: the model's own table.
 ROUTES = {
     "suspend": (("Active",), "Suspended", "Suspended"),
     "deactivate": (("Active", "Suspended"), "Deactivated", "Deactivated"),
@@ -75,9 +75,9 @@ class TenantMachine(RuleBasedStateMachine):
         self.now = 1000.0
         self.rows: dict[str, Any] = {}
         self.audit: list[Any] = []
-        self.told: list[Any] = []
-        self.last_audit = self.last_told = 0
-        #: What the store has returned as its revision, by the number of the last audit row.
+        self.announced: list[Any] = []
+        self.last_audit = self.last_outbox = 0
+        #: The revisions that the store has returned, by the number of the last audit row.
         self.revisions: dict[int, int] = {}
         self.stores: list[Any] = []
         for number in (0, 1):
@@ -97,7 +97,7 @@ class TenantMachine(RuleBasedStateMachine):
         return TenantService(settings_of(**keys), self.stores[by].tenants, clock=lambda: self.now)
 
     def call(self, by: int, verb: str, *args: Any, **options: Any) -> Any:
-        """Return what a call returns, or the exception that it raises."""
+        """Return the result of a call, or the exception that it raises."""
 
         async def ask() -> Any:
             try:
@@ -217,10 +217,10 @@ class TenantMachine(RuleBasedStateMachine):
         row.deleted_at = self.now if target == "Deleted" else None
         said = {**changed, "reason": reason, "actor": "mover"}
         self.note(name, transition, relaxation=relaxation, **said)
-        self.last_told += 1
-        self.told.append(
+        self.last_outbox += 1
+        self.announced.append(
             {
-                "sequence": self.last_told,
+                "sequence": self.last_outbox,
                 "tenant_id": row.id,
                 "tenant_identifier": name,
                 "tenant_name": name.upper(),
@@ -297,12 +297,12 @@ class TenantMachine(RuleBasedStateMachine):
     @rule(by=who, name=names, variable=st.sampled_from((None, "V1", "V2")))
     def set_credentials(self, by: int, name: str, variable: str | None) -> None:
         sources = () if variable is None else (EnvironmentVariable(variable),)
-        told = TenantCredentials(webhook_secrets=sources)
-        result = self.call(by, "change", name, credentials=told, actor="editor")
+        changed = TenantCredentials(webhook_secrets=sources)
+        result = self.call(by, "change", name, credentials=changed, actor="editor")
         if (row := self.rows.get(name)) is None:
             assert type(result) is UnknownTenantError
         elif row.variable != variable:
-            assert result.credentials == told
+            assert result.credentials == changed
             row.variable, row.version = variable, row.version + 1
             self.note(name, "Changed", details="credentials", actor="editor")
 
@@ -337,11 +337,11 @@ class TenantMachine(RuleBasedStateMachine):
             return await store.purge(await store.get(row.id), record, forget_audit=forget)
 
         purged = self.loop(ask)
-        kept_told = [told for told in self.told if told["tenant_id"] != row.id]
+        kept_outbox = [each for each in self.announced if each["tenant_id"] != row.id]
         kept_audit = [a for a in self.audit if not forget or a["tenant_id"] != row.id]
-        assert purged.outbox == len(self.told) - len(kept_told)
+        assert purged.outbox == len(self.announced) - len(kept_outbox)
         assert purged.audit == len(self.audit) - len(kept_audit)
-        self.told, self.audit = kept_told, kept_audit
+        self.announced, self.audit = kept_outbox, kept_audit
         self.note(name, "Purged", actor="purger")
         del self.rows[name]
 
@@ -393,9 +393,11 @@ class TenantMachine(RuleBasedStateMachine):
                 name for name, row in self.rows.items() if row.status == "Deleted"
             )
             assert audit == self.audit
-            assert [{k: v for k, v in o.items() if k != "delivery_id"} for o in outbox] == self.told
+            assert [
+                {k: v for k, v in o.items() if k != "delivery_id"} for o in outbox
+            ] == self.announced
             assert len({o["delivery_id"] for o in outbox}) == len(outbox)
-            # It changes with each audit row, and not otherwise.
+            # The revision changes with each audit row, and only then.
             assert self.revisions.setdefault(self.last_audit, revision) == revision
             assert len(set(self.revisions.values())) == len(self.revisions)
 
@@ -443,7 +445,7 @@ class PostgresTenantMachine(TenantMachine):
 @pytest.mark.parametrize(
     "machine", [SqliteTenantMachine, MemoryTenantMachine, PostgresTenantMachine]
 )
-def test_any_order_of_calls_gives_what_the_model_says(machine: type[TenantMachine]) -> None:
+def test_any_order_of_calls_gives_the_model_s_results(machine: type[TenantMachine]) -> None:
     from hypothesis.stateful import run_state_machine_as_test
 
     run_state_machine_as_test(

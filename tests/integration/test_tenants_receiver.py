@@ -66,7 +66,7 @@ def signed(secret: str, organization_id: str | None, **options: Any) -> Any:
 
 @attrs.define
 class Seen:
-    """What a handler was given."""
+    """The arguments of a handler's call."""
 
     events: list[Any] = attrs.Factory(list)
 
@@ -104,7 +104,7 @@ async def app_with_two_tenants(
         yield app, keys
 
 
-async def test_the_first_start_gives_what_came_before_to_the_default_tenant(
+async def test_the_first_start_assigns_earlier_deliveries_to_the_default_tenant(
     tmp_path: Path,
 ) -> None:
     alone = msgspec.structs.replace(settings_in(tmp_path), multi_tenant=MultiTenantOptions())
@@ -155,7 +155,7 @@ async def test_an_event_carries_the_tenant_of_its_organization(
     assert [record.tenant_id is None for record in kept] == [False, False, True, True]
 
 
-async def test_a_delivery_is_proved_by_its_own_tenant_or_the_host_and_by_nobody_else(
+async def test_a_delivery_is_verified_by_its_own_tenant_or_the_host_only(
     tmp_path: Path, backend: str
 ) -> None:
     seen = Seen()

@@ -1,4 +1,4 @@
-"""The test kit as its users see it: in a project of their own, in pytest, and without it."""
+"""The test kit as its users see it: in their own project, with pytest, and without it."""
 
 import subprocess
 import sys
@@ -105,7 +105,7 @@ def test_the_fixtures_are_there_and_deliver_for_real(project):
             assert application.granted == ["msg_2"]
             assert sdk_app.runtime.ready
 
-        async def test_failure_is_told(deliver):
+        async def test_failure_is_shown(deliver):
             delivered = await deliver("refund.updated")
             assert (delivered.status, delivered.error) == (500, "RuntimeError: no refunds")
 
@@ -226,8 +226,8 @@ async def test_an_event_that_waits_for_its_retry_counts_as_settled():
             await app.settle()
 
 
-def looks_at(app, monkeypatch):
-    """The states that ``deliver`` sees from now on, as it looks at its event."""
+def count_polls_of(app, monkeypatch):
+    """Return the states of its event that ``deliver`` reads from now on."""
     looks = []
     find = app.store.find_by_id
 
@@ -257,7 +257,7 @@ async def test_a_handler_that_goes_on_after_its_event_is_done_has_not_ended(tmp_
                 delivered.append(await app.deliver("order.paid", webhook_id="a", expect="done"))
                 assert ended == ["a"]
 
-            looks = looks_at(app, monkeypatch)
+            looks = count_polls_of(app, monkeypatch)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(deliver)
                 await until(lambda: looks[-3:] == ["done"] * 3)
@@ -285,7 +285,7 @@ async def test_a_retry_that_is_due_is_not_settled(monkeypatch):
             async def deliver():
                 delivered.append(await app.deliver("order.paid", webhook_id="a", expect="done"))
 
-            looks = looks_at(app, monkeypatch)
+            looks = count_polls_of(app, monkeypatch)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(deliver)
                 await until(lambda: runs)
@@ -304,7 +304,7 @@ def store(request, tmp_path, monkeypatch):
     return {"Storage:Backend": request.param, "Storage:Path": str(tmp_path / "data")}
 
 
-async def test_what_waits_for_its_retry_is_run_when_the_test_asks(store):
+async def test_waiting_retries_run_when_the_test_requests_it(store):
     fails = {"a", "b", "c"}
 
     async def handler(event):
@@ -395,7 +395,7 @@ def test_the_waits_of_retries_are_long_unless_they_are_given(overrides, waits):
     assert (queue.retry_base_seconds, queue.retry_cap_seconds) == waits
 
 
-async def test_what_does_not_settle_is_an_error_after_a_while(monkeypatch):
+async def test_events_that_do_not_settle_are_an_error_after_a_timeout(monkeypatch):
     monkeypatch.setattr(application, "SETTLE_SECONDS", 0.1)
 
     async def handler(event):
@@ -475,7 +475,7 @@ def test_deliveries_differ_unless_they_are_asked_not_to():
     assert before <= one.timestamp <= time.time()
 
 
-def test_what_cannot_be_signed_says_why():
+def test_an_unsignable_event_is_explained():
     with pytest.raises(UnknownEventTypeError, match=r"order\.paid"):
         sign_delivery("order.payed", secret=SECRET)
     with pytest.raises(ValueError, match="event type"):
@@ -538,7 +538,7 @@ def test_an_upstream_answers_the_code_under_test_and_its_handlers(project):
                 assert [order.id async for order in orders] == list(range(7))
             assert len(sdk_upstream.calls) == 3
 
-        async def test_what_no_operation_does(sdk_upstream):
+        async def test_calls_that_match_no_operation(sdk_upstream):
             sdk_upstream.on("GET /new/{id}").gives(content=b"exact", headers={"X-A": "1"})
             async with sdk_upstream.client({"MaxRetries": 0}) as client:
                 answer = await client.request("GET", "/new/7")
@@ -549,7 +549,7 @@ def test_an_upstream_answers_the_code_under_test_and_its_handlers(project):
             assert (await deliver("order.paid", {"id": "ord_1"})).status == 200
             assert route.call.method == "GET"
 
-        def test_slips_are_told(sdk_upstream):
+        def test_slips_are_explained(sdk_upstream):
             with pytest.raises(LookupError, match="orders get"):
                 sdk_upstream.on("orders.gett")
             with pytest.raises(ValueError, match="1 parameters"):
@@ -673,7 +673,7 @@ def test_handlers_with_transactions_get_a_store_on_disk(pytester):
     result.assert_outcomes(passed=2)
 
 
-def test_a_plain_test_is_told_to_be_async_and_harms_no_other(project):
+def test_a_plain_test_must_be_async_and_harms_no_other(project):
     result = project(
         """
         def test_plain(deliver):
@@ -702,14 +702,14 @@ async def test_a_misspelt_field_is_a_warning_at_the_line_of_the_test():
     async with running_app() as app:
         with pytest.warns(UserWarning, match=r"data\.idd; did you mean 'id'"):
             await app.deliver("order.paid", {"idd": 3})
-        with pytest.warns(UserWarning, match=r"customer\.emial; did you mean 'email'") as told:
+        with pytest.warns(UserWarning, match=r"customer\.emial; did you mean 'email'") as reported:
             await app.deliver("order.paid", {"customer": {"emial": "a@example.com"}})
-        assert told[0].filename == __file__
+        assert reported[0].filename == __file__
         # New fields of the upstream, and what an application attaches, are no mistakes.
         await app.deliver("order.paid", {"brand_new": 3, "metadata": {"idd": 3}})
 
 
-async def test_what_a_test_raises_comes_out_of_the_block_alone():
+async def test_a_test_s_exception_leaves_the_block_without_a_group():
     with pytest.raises(ZeroDivisionError):
         async with running_app():
             raise ZeroDivisionError

@@ -126,12 +126,12 @@ async def test_each_run_from_the_queue_is_linked_to_the_delivery(spans):
         *(StatusCode.ERROR, StatusCode.ERROR, StatusCode.UNSET)
     ]
     assert runs[0].attributes["error.type"] == "NoSuchProductError"
-    # What the exception says stays in the inbox; its own spans are the application's.
+    # The text of the exception stays in the inbox; the application's own spans may contain it.
     assert [run.events for run in runs] == [(), (), ()]
     assert all("planted-message" not in run.to_json() for run in [received, *runs])
 
 
-async def test_what_comes_from_the_store_after_a_restart_has_no_link(spans, tmp_path):
+async def test_an_event_from_the_store_after_a_restart_has_no_link(spans, tmp_path):
     async def handle(event):
         raise ValueError("again")
 
@@ -327,7 +327,7 @@ async def test_the_attempt_that_a_hedge_has_beaten_is_no_error(spans):
     assert {span.status.status_code for span in by_kind.values()} == {StatusCode.UNSET}
 
 
-def test_nobody_wants_traces_without_an_sdk(monkeypatch):
+def test_without_an_sdk_there_are_no_traces(monkeypatch):
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", None)
     assert find_tracer() is None
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", trace.NoOpTracerProvider())

@@ -62,7 +62,7 @@ async def test_everything_of_the_single_tenant_moves_into_the_default_tenant_onc
 
 
 async def test_the_organization_that_the_default_tenant_gets_counts_at_once(tmp_path):
-    """Who has asked before knows it, too, without looking at the store again."""
+    """Earlier callers know it, too, without querying the store again."""
     async with opened_host(host_settings(tmp_path)) as host:
         tenant = await host.tenants.add("default", name="Default")
         assert await host.tenants.find_by_organization("org-1") is None
@@ -113,7 +113,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-async def test_what_a_killed_host_had_not_committed_is_not_in_the_copy(tmp_path):
+async def test_uncommitted_writes_of_a_killed_host_are_not_in_the_copy(tmp_path):
     source = tmp_path / "tenants" / "default.db"
     write_database(source, 500, journal="delete")
     script = [sys.executable, "-c", WRITE_HALF_A_TRANSACTION, str(source)]
@@ -162,7 +162,7 @@ class Resolver:
     ("answer", "match"),
     [
         (KeyError("directory"), "KeyError"),
-        ("nobody", "no tenant 'nobody'"),
+        ("unknown", "no tenant 'unknown'"),
         (None, "not a tenant"),
     ],
 )
@@ -209,7 +209,7 @@ def damaged(file: Path) -> None:
 
 
 def index_lacks_a_row(file: Path) -> None:
-    """Damage that is in nobody's way: only a whole check of the database finds it."""
+    """Damage that no query meets: only a complete check of the database finds it."""
     write_database(file, 2000)
     database = apsw.Connection(str(file))
     database.execute("CREATE INDEX grants_body ON grants (body)")
@@ -262,7 +262,7 @@ async def test_a_database_that_the_settings_name_must_exist(tmp_path):
         await assert_refused(host, SourceDatabaseError, r"there is no file .*gone\.db")
 
 
-async def test_a_database_that_somebody_writes_to_is_not_copied(tmp_path):
+async def test_a_database_with_a_writer_is_not_copied(tmp_path):
     source = tmp_path / "tenants" / "default.db"
     write_database(source)
     writer = apsw.Connection(str(source))
@@ -285,7 +285,7 @@ async def test_a_host_that_is_not_quiet_is_refused(tmp_path):
         await assert_refused(host, NotQuiescentError, "has not signalled")
 
 
-async def test_without_the_requirement_nobody_has_to_be_quiet(tmp_path):
+async def test_without_the_requirement_writers_may_continue(tmp_path):
     settings = host_settings(tmp_path, RequireGracefulQuiescence=False)
     async with opened_host(settings, quiet=False) as host:
         assert not (await host.upgrader().run()).already_done
@@ -306,7 +306,7 @@ async def test_a_host_that_withdraws_its_signal_stops_the_upgrade_between_two_ba
 # -- cut short, and resumed ------------------------------------------------------------------------
 
 
-async def test_max_run_duration_in_a_step_keeps_the_position_and_the_next_run_goes_on(tmp_path):
+async def test_max_run_duration_in_a_step_keeps_the_position_for_the_next_run(tmp_path):
     async with opened_host(host_settings(tmp_path, seconds=2)) as host:
         await deliver(host.store, 5)
         step = CountingStep(before=lambda n: trio.Event().wait() if n == 3 else None)

@@ -72,7 +72,7 @@ async def test_of_two_hosts_on_one_data_directory_the_second_is_refused_meanwhil
     assert step.ran == [0, 1, 2, 3, 4]
 
 
-async def test_a_host_whose_upgrade_takes_too_long_does_not_start_and_goes_on_next_time(tmp_path):
+async def test_a_host_whose_upgrade_times_out_does_not_start_and_continues_next_time(tmp_path):
     settings = host_settings(tmp_path, seconds=2)
     step = CountingStep(before=lambda n: trio.Event().wait() if n == 2 else None)
     starting = receiver(settings, step)

@@ -50,7 +50,7 @@ def tenant_databases(settings):
 
 
 class WritingHost:
-    """A host that writes its single-tenant database through a process of its own, until ended."""
+    """A host that writes its single-tenant database through another process, until ended."""
 
     def __init__(self, file):
         program = (

@@ -1,4 +1,4 @@
-"""What the upgrade asks of a store, the same of every store."""
+"""The upgrade's requirements of a store, the same for every store."""
 
 import threading
 
@@ -112,7 +112,7 @@ async def test_a_host_whose_term_is_over_changes_nothing_of_the_upgrade(monkeypa
         )  # the fence ends with its block
 
 
-async def test_a_write_that_waits_for_its_turn_is_fenced_when_nobody_waits_for_it_any_more(
+async def test_a_write_that_waits_for_the_lock_is_fenced_once_its_caller_has_left(
     monkeypatch,
 ):
     monkeypatch.setenv("SDK_POSTGRES_DSN", running_server().fresh())

@@ -30,7 +30,7 @@ UPGRADE_REQUEST = (
     b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
 )
 
-#: Where a case waits until all replies that it has asked for so far have come.
+#: A marker in a case: wait until all requested replies have arrived.
 WAIT = b""
 
 Reply = tuple[int, bytes]

@@ -20,7 +20,7 @@ AT_ONCE = {"Alerts__CloseAfterSeconds": 0}
 
 @attrs.define
 class Clock:
-    """The real time, moved ahead by so many seconds."""
+    """The real time plus ``ahead`` seconds."""
 
     ahead: float = 0.0
 
@@ -51,8 +51,8 @@ class AlertedRuntime:
         """The messages as ``dead_letters opened``."""
         return [f"{each['alert']} {each['type'].removeprefix('alert.')}" for each in self.messages]
 
-    async def told(self, *kinds: str) -> None:
-        """Check until exactly these messages have arrived."""
+    async def has_sent(self, *kinds: str) -> None:
+        """Check the conditions until exactly these messages have arrived."""
 
         async def have_arrived() -> bool:
             await self.runtime.alerts.watch.check()

@@ -1,7 +1,7 @@
-/* A wall clock that is wrong by as many seconds as a file says: preloaded into a process.
+/* A wall clock with an error in seconds that a file contains: preloaded into a process.
  *
- * SDK_CLOCK_STEP names the file, which is read at every look at the clock, so that the clock can be
- * set while the process runs. The monotonic clock goes on as it does on a real machine.
+ * SDK_CLOCK_STEP names the file, which is read at every call for the time, so that the clock can be
+ * set while the process runs. The monotonic clock is unaffected, as on a real machine.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>

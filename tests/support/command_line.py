@@ -23,7 +23,7 @@ ARRIVAL = 1_800_000_000.0
 
 @attrs.frozen
 class Answer:
-    """How a command ended, and what it printed."""
+    """The exit status of a command, and its output."""
 
     status: int
     out: str

@@ -80,7 +80,7 @@ SETTINGS = {
     "Webhooks:Queue:RetryCapSeconds": 0.02,
 }
 
-#: A daemon that has accepted for so many seconds counts as stable.
+#: After accepting deliveries for this many seconds, a daemon counts as stable.
 QUIET_SECONDS = 5.0
 
 #: The seconds that a sender waits for a response.

@@ -89,7 +89,7 @@ class Place:
 
 @attrs.frozen
 class Daemon:
-    """A running daemon and what it has logged."""
+    """A running daemon and its log."""
 
     process: Program
     log: Path

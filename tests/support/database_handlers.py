@@ -21,7 +21,7 @@ from .postgres import PostgresServer
 from .supervised import Daemon
 from .tables import STATES
 
-#: The number of threads; no more connections may ever be open.
+#: The number of threads; never more connections than that may be open.
 THREADS = 8
 
 #: The tasks that deliver.

@@ -1,12 +1,12 @@
-/* A disk that fails as it is told: preloaded into a process, it stands before the C library.
+/* A disk that fails as configured: preloaded into a process, it wraps the C library's calls.
  *
  * SDK_DISK_FAULTS names a file of rules, read at every call, so they change while the process runs.
  * A rule is one line: KIND ARGUMENT PERCENT OPERATION PREFIX
  *   KIND       error (ARGUMENT is errno), slow (ARGUMENT is milliseconds),
- *              hang (until no rule says so any more), short (half of a write is done)
- *   PERCENT    how many of the calls it concerns, at random
+ *              hang (until the rule is removed), short (half of a write is done)
+ *   PERCENT    the share of the calls that fail, at random
  *   OPERATION  open, read, write (truncation included), sync, delete, or any
- *   PREFIX     how the path of the file begins
+ *   PREFIX     the beginning of the file's path
  * Only calls of the C library are seen; a mapped file (SQLite's -shm) is written without any.
  */
 #define _GNU_SOURCE

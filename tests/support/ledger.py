@@ -80,7 +80,7 @@ class Account:
 def by_process(
     lines: Iterable[str], deaths: Iterable[tuple[int, int]]
 ) -> tuple[list[str], dict[int, int]]:
-    """Put a number of its own in the place of each pid, as the system uses those of the dead again.
+    """Replace each pid by a unique number, because the system reuses the pids of ended processes.
 
     Args:
         lines: those of handlers, as in :func:`runs_of`.
@@ -136,7 +136,7 @@ def account(
     deaths: Mapping[int, int],
     faults: Sequence[tuple[int, int]],
 ) -> Account:
-    """Compare what was acknowledged with what was run and with the states of the store.
+    """Compare the acknowledged events with the runs and with the states in the store.
 
     Args:
         acknowledged: the ids that were answered 200.

@@ -169,7 +169,7 @@ async def reset(stream):
 
 @contextmanager
 def listening(status, body=b"", **headers):
-    """Answer every POST on loopback alike, in a thread; yields the URL and what has arrived."""
+    """Answer every POST on loopback alike, in a thread; yield the URL and the received requests."""
     arrived = []
 
     class Handler(BaseHTTPRequestHandler):

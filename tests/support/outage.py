@@ -184,7 +184,8 @@ class Shop:
             await trio.sleep(0.01)
 
     def states(self, event_type, *, synthetic=None):
-        """Return subject and ``modified_at`` of what the handlers of a type got, sorted."""
+        """Return subject and ``modified_at`` of the events that the handlers of a type got,
+        sorted."""
         return sorted(
             (subject, modified or "")
             for kind, subject, modified, made, _ in self.got

@@ -34,7 +34,7 @@ _ACCESS = [
 
 @attrs.define
 class Node:
-    """One server with its Patroni, in a directory of its own."""
+    """One server with its Patroni, in a separate directory."""
 
     name: str
     directory: Path
@@ -56,7 +56,7 @@ class Node:
         return int((self.data / "postmaster.pid").read_text().splitlines()[0])
 
     def kill_server(self) -> None:
-        """End the server as a crash does; Patroni goes on."""
+        """Kill the server; its Patroni continues to run."""
         pid = self.server_pid()
         # A crash leaves the file behind, and another process may have the number since.
         if Path(f"/proc/{pid}/cwd").resolve() == self.data:

@@ -1,4 +1,4 @@
-"""A process that runs events of a shared store under policies, until it is killed or told to stop.
+"""A process that runs events of a shared store under policies, until it is killed or stopped.
 
     python -m support.policy_host STORE OWNER LEDGER [DEAD]
 

@@ -183,7 +183,7 @@ class PostgresServer:
     @contextmanager
     def without_its_standby(self) -> Iterator[None]:
         """Make every commit wait for a standby that never answers."""
-        self._set_standby("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+        self._set_standby("ALTER SYSTEM SET synchronous_standby_names = 'absent'")
         end = f"SELECT pg_terminate_backend(pid) {self.commits_that_wait('emit_message')}"
         commit: Future[Any] | None = None
         with ThreadPoolExecutor(1) as thread:
@@ -316,8 +316,8 @@ def _listens(port: int) -> bool:
 
 
 async def open_inbox(place: Path, *, owner: str, version: str = "", **terms: float) -> Any:
-    """Open the inbox that stands for a file, as the contracts of the stores expect it: with the
-    clock of its callers, and as the only one that is alive.
+    """Open the inbox of a database as the contract tests expect it: with the callers' clock, and as
+    the only living owner.
 
     ``version``: that of the server, as in :func:`running_server`.
     """

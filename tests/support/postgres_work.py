@@ -79,7 +79,7 @@ SELECT setval('arrival_key_sequence_seq', {last})
 def add_days(
     server: PostgresServer, database: str, days: int, rows: int, now: float, words: int = 4
 ) -> None:
-    """Add that many days, each with so many done deliveries, and one that begins ``now``.
+    """Add ``days`` days with done deliveries, and a day that begins ``now``.
 
     The first day of the store stays empty.
     """
@@ -117,14 +117,14 @@ async def work(inbox: Any, name: str, rounds: int, last: int) -> None:
     for number in range(rounds):
         keys = [f"{name}-{number}-{each}" for each in range(8)]
         for each, key in enumerate(keys):
-            told = NewDelivery(key, "order.paid", b"{}", 7, now, f"s{each % 3}", each % 2 == 0)
-            await inbox.accept(told, leased=False)
+            incoming = NewDelivery(key, "order.paid", b"{}", 7, now, f"s{each % 3}", each % 2 == 0)
+            await inbox.accept(incoming, leased=False)
         inline = NewDelivery(f"{name}-{number}-inline", "order.paid", b"{}", 7, now)
         await inbox.claim(inline)
         await inbox.finish(inline.key, Done(), now=now)
         await inbox.accept(inline, leased=False)
         parked = NewDelivery(f"{name}-{number}-parked", "order.paid", b"{}", 7, now)
-        await inbox.park(parked, "nobody takes it")
+        await inbox.park(parked, "no taker")
         ends = (Done(), Retry(now + 5, "no"), Released(), Dead("never"), Parked("no handler"))
         for each, record in enumerate((await inbox.take_due(limit=5, now=now)).records):
             await inbox.start(record.key, now=now)

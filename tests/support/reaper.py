@@ -18,7 +18,7 @@ from pathlib import Path
 #: The seconds between two checks whether the parent has ended.
 _CHECK_SECONDS = 0.2
 
-#: The descriptor by which processes are registered; None: there is no reaper.
+#: The descriptor for registering processes; None: there is no reaper.
 _reaper: int | None = None
 _Popen = subprocess.Popen
 

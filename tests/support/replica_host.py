@@ -34,7 +34,7 @@ from .waiting import PATIENCE_SECONDS, wait_until
 
 @attrs.define
 class Ended:
-    """How a command ended, and what it printed."""
+    """The exit status of a command, and its output."""
 
     status: int
     out: str
@@ -193,13 +193,13 @@ class ReplicaHost:
 
     @contextmanager
     def supervised(self) -> Iterator[None]:
-        """Run ``replication run`` on the tenants that are active; see :meth:`tell`."""
+        """Run ``replication run`` on the tenants that are active; see :meth:`apply_tenants`."""
         assert self.run("replication", "render", "--output", str(self.manifest)).status == 0
         with self._child(self.command("replication", "run"), self.environ):
             self.wait_synced(*self.tenants)
             yield
 
-    def tell(self, *synced: str) -> None:
+    def apply_tenants(self, *synced: str) -> None:
         """Write and reload the configuration of the current tenants; wait for their replicas."""
         assert self.run("replication", "render", "--output", str(self.manifest)).status == 0
         os.kill(int((self.root / "replicator.pid").read_text()), signal.SIGHUP)

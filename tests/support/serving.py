@@ -134,7 +134,7 @@ async def exchange(app: AppUnderTest, data: bytes) -> Any:
 
 @attrs.frozen
 class AsgiAnswer:
-    """What an ASGI application sent."""
+    """The messages that an ASGI application sent."""
 
     status: int
     headers: Sequence[tuple[bytes, bytes]]

@@ -42,7 +42,7 @@ def host_settings(data: Path, *, seconds: float | None = None, **keys: Any) -> S
 
 
 def write_database(file: Path, rows: int = 50, *, journal: str = "wal") -> None:
-    """Write a database with a table ``grants`` of so many rows, and an empty WAL."""
+    """Write a database with a table ``grants`` of ``rows`` rows, and an empty WAL."""
     file.parent.parent.mkdir(mode=0o700, exist_ok=True)
     file.parent.mkdir(mode=0o700, exist_ok=True)
     database = apsw.Connection(os.fspath(file))

@@ -30,9 +30,9 @@ def value(tx: SqliteTransaction, query: str) -> Any:
     return found
 
 
-def add_done(tx: SqliteTransaction, told: Iterable[NewDelivery], *, at_once: int = 100) -> None:
+def add_done(tx: SqliteTransaction, incoming: Iterable[NewDelivery], *, at_once: int = 100) -> None:
     """Record deliveries together with their inline runs, which took a second."""
-    runs = [deliveries.Ran(each, 1, each.received_at + 1.0) for each in told]
+    runs = [deliveries.Ran(each, 1, each.received_at + 1.0) for each in incoming]
     for first in range(0, len(runs), at_once):
         deliveries.add_done(tx, TERMS, runs[first : first + at_once])
 

@@ -93,8 +93,8 @@ async def fill(inbox, rounds: int = 1) -> None:
         await inbox.claim(delivery(f"runs-{number}"))
     await inbox.keep_other(NewDelivery("done-0", "order.paid", b'{"other":1}', 7, 5003.0))
     for name, ordered in (("odd", True), ("odd too", True), ("plain", False)):
-        told = NewDelivery(name, ODD, b"\0\xff{}", 7, 5000.5, ODD, ordered, tenant_id="t1")
-        await inbox.accept(told, leased=name == "odd")
+        incoming = NewDelivery(name, ODD, b"\0\xff{}", 7, 5000.5, ODD, ordered, tenant_id="t1")
+        await inbox.accept(incoming, leased=name == "odd")
     await inbox.start("odd", now=5001.25)
     await inbox.accept(delivery("gone"), leased=False)
     gone = await inbox.get("gone")

@@ -107,8 +107,8 @@ async def test_attempts_of_one_call_share_their_key_and_calls_do_not(autojump_cl
 async def test_writes_are_repeated_where_the_upstream_honours_keys(autojump_clock):
     for honours, attempts in [(False, 1), (True, 2)]:
         upstream = Upstream(httpx.ReadError("gone"))
-        told = upstream_options(honours_idempotency_keys=honours)
-        async with Client(told, upstream) as client:
+        chosen = upstream_options(honours_idempotency_keys=honours)
+        async with Client(chosen, upstream) as client:
             if honours:
                 await client.request("POST", "/x")
             else:
@@ -118,7 +118,7 @@ async def test_writes_are_repeated_where_the_upstream_honours_keys(autojump_cloc
         assert len(upstream.requests) == attempts
 
 
-async def test_errors_carry_what_the_upstream_said(autojump_clock):
+async def test_errors_carry_the_upstream_s_answer(autojump_clock):
     body = {
         "error": "RequestValidationError",
         "detail": [{"loc": ["body"], "msg": "no", "type": "t"}],
@@ -187,7 +187,7 @@ async def test_hooks_see_each_attempt_and_cannot_break_a_call(autojump_clock):
     assert "secret" not in repr(seen)
 
 
-async def test_counters_tell_calls_apart(autojump_clock):
+async def test_counters_distinguish_calls(autojump_clock):
     async with Client(SETTINGS, Upstream(200, 404, 503, 200)) as client:
         await client.request("GET", "/x")
         with pytest.raises(NotFoundError):
@@ -255,7 +255,7 @@ async def test_the_token_shows_nowhere(autojump_clock, caplog):
     assert TOKEN not in "".join(shown) + caplog.text
 
 
-async def test_opening_says_what_is_in_force(autojump_clock, caplog):
+async def test_opening_logs_the_settings_in_force(autojump_clock, caplog):
     caplog.set_level(logging.INFO)
     settings = Settings(access_token=Secret("sk_live_x"))
     async with Client(settings, Upstream()):
@@ -269,8 +269,8 @@ async def test_opening_says_what_is_in_force(autojump_clock, caplog):
 
 
 async def test_the_rate_is_respected(autojump_clock):
-    told = upstream_options(requests_per_minute=60)
-    async with Client(told, Upstream()) as client:
+    chosen = upstream_options(requests_per_minute=60)
+    async with Client(chosen, Upstream()) as client:
         started = trio.current_time()
         async with trio.open_nursery() as nursery:
             for _ in range(15):
@@ -312,7 +312,7 @@ async def test_a_stream_is_read_as_it_comes_and_may_last_longer_than_a_timeout(a
     ("part", "error"),
     [((31.0, b"late"), AttemptTimeoutError), ((0, httpx.ReadError("x")), ConnectionFailedError)],
 )
-async def test_a_stream_that_stalls_or_breaks_says_so(autojump_clock, part, error):
+async def test_a_stream_that_stalls_or_breaks_raises_an_error(autojump_clock, part, error):
     rows = Rows((0, b"a"), part)
     upstream = Upstream(httpx.Response(200, stream=rows))
     async with Client(SETTINGS, upstream) as client, client.stream("GET", "/x") as answer:

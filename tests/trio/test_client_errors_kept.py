@@ -1,4 +1,4 @@
-"""Nothing of an answer is thrown away: what ends a call carries the last answer that it got."""
+"""No answer is discarded: the error that ends a call carries the last answer."""
 
 import copy
 import gzip
@@ -210,7 +210,7 @@ async def test_a_deadline_in_the_body_of_an_executed_write(autojump_clock):
         assert (caught.value.status, caught.value.request_id) == (201, "rq1")
 
 
-async def test_a_read_whose_body_breaks_is_repeated_and_tells_the_status_at_last(autojump_clock):
+async def test_a_read_with_a_broken_body_is_retried_and_its_error_has_the_status(autojump_clock):
     async with client(lambda n: streamed(200, httpx.ReadError("reset"))) as calls:
         with pytest.raises(ConnectionFailedError, match="reset") as caught:
             await calls.orders.get("o")
@@ -277,7 +277,7 @@ async def test_an_answer_beyond_the_bound_is_refused_once_and_read_no_further(au
             await calls.with_options(max_answer_bytes=1000).orders.get("o")
 
 
-async def test_what_a_transport_in_memory_hands_over_is_bounded_too(autojump_clock):
+async def test_bodies_of_an_in_memory_transport_are_bounded_too(autojump_clock):
     async with client(lambda n: httpx.Response(200, content=b"x" * 2000)) as calls:
         with pytest.raises(UnexpectedAnswerError, match="1999 bytes"):
             await calls.request("GET", "/x", max_answer_bytes=1999)
@@ -316,7 +316,7 @@ async def test_a_stream_that_breaks_or_lies_ends_with_an_error_of_the_call(autoj
 # --- time ----------------------------------------------------------------------------------------
 
 
-async def test_a_call_takes_no_longer_than_its_attempts_need_though_nobody_set_a_deadline(
+async def test_a_call_without_a_deadline_takes_no_longer_than_its_attempts_need(
     autojump_clock,
 ):
     for status, most in [(429, 144), (503, 144)]:
@@ -402,7 +402,7 @@ async def test_a_gateway_of_a_network_of_delivery_is_tried_again(autojump_clock)
     ],
     ids=lambda arguments: str(arguments)[:40],
 )
-async def test_what_cannot_be_sent_is_said_before_anything_is_sent_or_counted(arguments):
+async def test_an_unsendable_call_fails_before_anything_is_sent_or_counted(arguments):
     async with client(lambda n: httpx.Response(200)) as calls:
         with pytest.raises((TypeError, ValueError)) as caught:
             await calls.request("POST", "/x", **arguments)
@@ -498,7 +498,7 @@ def test_options_are_checked_where_they_are_made():
     assert json.dumps(str(CallOptions(access_token="s3cret"))).find("s3cret") < 0
 
 
-async def test_an_answer_that_takes_long_to_read_holds_nobody_up():
+async def test_a_slowly_parsed_answer_delays_no_other_task():
     """Nesting beyond the stack takes a second for each MiB: the others' turns come meanwhile."""
     # Python 3.14 bounds the nesting by the size of the stack: it reads tens of thousands of levels.
     deep = b"[" * 95_000 + b"]" * 95_000
@@ -522,7 +522,7 @@ async def test_an_answer_that_takes_long_to_read_holds_nobody_up():
 
 
 class Endless(httpx.AsyncByteStream):
-    """A body that goes on for ever."""
+    """A body without an end."""
 
     async def __aiter__(self):
         while True:

@@ -148,8 +148,8 @@ def test_a_deadline_that_cuts_a_write_leaves_its_outcome_unknown():
     assert isinstance(read.ended[0].result, DeadlineExceededError)
 
 
-def test_a_transport_that_tells_makes_a_stuck_connect_retryable():
-    class Telling(ScriptedServer):
+def test_a_transport_that_reports_the_send_makes_a_stuck_connect_retryable():
+    class ReportingServer(ScriptedServer):
         calls_before_send = True
 
         async def handle_async_request(self, request):
@@ -159,7 +159,7 @@ def test_a_transport_that_tells_makes_a_stuck_connect_retryable():
 
     async def main():
         story = await make_story([], [Asked(method="POST")] * 2, CALM)
-        server = Telling([Reply("hang"), Reply("hang")])
+        server = ReportingServer([Reply("hang"), Reply("hang")])
         story.pipeline = await open_pipeline(server, CALM)
         story.server = server
         await perform(story, 0)

@@ -126,9 +126,7 @@ def test_afterwards_nothing_is_left_over(replies, asked, policy, seed):
 
 
 @given(replies, asked_calls, policies, seeds)
-def test_a_write_without_answer_is_told_apart_from_one_that_was_not_sent(
-    replies, asked, policy, seed
-):
+def test_a_write_without_answer_is_distinguished_from_an_unsent_one(replies, asked, policy, seed):
     story = play(replies, asked, policy, seed=seed)
     for number, call in enumerate(asked):
         result = story.ended[number].result
@@ -137,5 +135,6 @@ def test_a_write_without_answer_is_told_apart_from_one_that_was_not_sent(
             assert not call.may_be_executed_twice
             assert story.visits(number)
         elif not call.may_be_executed_twice and isinstance(result, CallError):
-            # It failed for sure, so either it was never executed or the upstream said so itself.
+            # It failed for sure: either it was never executed, or the upstream itself answered an
+            # error.
             assert not executed or hasattr(result, "status")

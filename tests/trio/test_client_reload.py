@@ -22,7 +22,7 @@ def limited(per_minute, **changes):
 
 
 class Upstream(httpx.AsyncBaseTransport):
-    """Answers with ``status`` and notes when each request came, and what it carried."""
+    """Answers with ``status``, and records the time and the content of each request."""
 
     def __init__(self, status=200):
         self.status = status
@@ -37,7 +37,7 @@ class Upstream(httpx.AsyncBaseTransport):
         return pytest.approx([at - start for at, _ in self.came])
 
 
-async def test_who_waits_goes_on_in_order_at_the_new_rate(autojump_clock):
+async def test_waiting_calls_continue_in_order_at_the_new_rate(autojump_clock):
     upstream = Upstream()
     async with Client(limited(60), upstream) as client:
         start = trio.current_time()
@@ -56,7 +56,7 @@ async def test_who_waits_goes_on_in_order_at_the_new_rate(autojump_clock):
         assert client.plan.limit.per_minute == 240
 
 
-async def test_without_a_rate_everybody_leaves_at_once_and_with_one_again_they_wait(autojump_clock):
+async def test_without_a_rate_all_calls_leave_at_once_and_with_a_rate_they_wait(autojump_clock):
     upstream = Upstream()
     async with Client(limited(1), upstream) as client:
         start = trio.current_time()
@@ -99,7 +99,7 @@ async def test_a_call_that_would_wait_too_long_fails_at_once(autojump_clock):
         assert upstream.came[-1][0] - start == pytest.approx(180)
 
 
-async def test_a_cancelled_waiter_of_before_frees_its_place_after(autojump_clock):
+async def test_a_cancelled_earlier_waiter_frees_its_slot_after_a_reload(autojump_clock):
     upstream = Upstream()
     async with Client(limited(60), upstream) as client:
         start = trio.current_time()

@@ -1,4 +1,4 @@
-"""The layers that repeat a request, alone: who is asked again, who pays, and what is given back."""
+"""The layers that repeat a request, alone: repeated attempts, their price, and refunds."""
 
 import itertools
 import math
@@ -42,7 +42,7 @@ class Step:
 
 
 class Attempts(CallLayer):
-    """The layer below: what it makes of the attempts, in the order in which they come."""
+    """The layer below: scripted outcomes of the attempts, in order."""
 
     def __init__(self, *steps):
         self.steps = list(steps)
@@ -111,7 +111,7 @@ def play(asked, *steps, cancel_at=math.inf, **options):
                 ended = await layers.outermost.send(call, FIRST)
             except Exception as error:
                 ended = error
-        # Nothing of the call is left, and what was not sent is not paid.
+        # Nothing of the call remains, and unsent attempts are not paid for.
         assert layers.attempts.in_progress == 0
         again = [kind for kind, _ in layers.attempts.sent if kind is not FIRST]
         assert layers.spent() == pytest.approx(len(again))
@@ -138,7 +138,7 @@ calls = st.builds(
 
 
 @given(calls, steps, st.sampled_from([0.0, 0.05, 0.4, 1.1, 3.0, math.inf]))
-def test_whatever_happens_who_is_sent_again_has_paid_and_nobody_else(asked, scripted, cancel_at):
+def test_every_repeated_attempt_was_paid_for_and_no_other(asked, scripted, cancel_at):
     layers, call, ended = play(asked, *scripted, cancel_at=cancel_at)
     sent = kinds(layers)
     assert sent.count(FIRST) <= 1

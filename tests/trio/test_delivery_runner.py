@@ -253,20 +253,20 @@ async def test_an_error_that_meets_a_cancellation_does_not_swallow_it(autojump_c
 
 
 async def test_the_error_hook_is_called_and_its_own_error_changes_nothing(autojump_clock):
-    told = []
+    reported = []
 
     class Handler(WebhookHandlerBase[OrderPaidEvent]):
         async def handle_core(self, event):
             raise KeyError("boom")
 
         async def on_error(self, event, error):
-            told.append((event.webhook_id, repr(error)))
+            reported.append((event.webhook_id, repr(error)))
             raise RuntimeError("the hook fails too")
 
     bench = Bench.of(registry(Handler))
     answer = await bench.runner.inline.run(arrival(webhook_id="a"), bench.handler())
     assert answer.status == 500
-    assert told == [("a", "KeyError('boom')")]
+    assert reported == [("a", "KeyError('boom')")]
     assert (await bench.inbox.get("a")).last_error == "KeyError: 'boom'"
 
 
@@ -303,8 +303,8 @@ async def test_the_same_id_with_another_body_keeps_the_first_and_does_not_run(au
     assert (await bench.inbox.get("a")).subject == "one"
 
 
-async def test_a_delivery_whose_outcome_could_not_be_kept_can_be_delivered_again(autojump_clock):
-    """The store fails after the handler ran: the sender is told 503, and its next try works."""
+async def test_a_delivery_with_an_unrecorded_outcome_can_be_delivered_again(autojump_clock):
+    """The store fails after the handler ran: the sender gets 503, and its next attempt works."""
     inbox = memory_inbox()
     real_finish, failures = inbox.finish, [True]
 
@@ -328,7 +328,7 @@ async def test_a_delivery_whose_outcome_could_not_be_kept_can_be_delivered_again
 
 
 class FailingInbox:
-    """An inbox whose ``finish`` fails until :attr:`works`; the rest is as it is."""
+    """An inbox whose ``finish`` fails until :attr:`works`; all other methods are unchanged."""
 
     def __init__(self, inbox):
         self._inbox = inbox
@@ -475,7 +475,7 @@ async def test_cancelled_at_every_await_nothing_is_lost(when):
     assert finished
 
 
-async def test_secrets_that_a_handler_quotes_are_masked_also_those_of_before_a_reload():
+async def test_secrets_that_a_handler_quotes_are_masked_also_those_replaced_by_a_reload():
     changed = "whsec_" + "A" * 32
 
     async def quote(event):
@@ -486,7 +486,7 @@ async def test_secrets_that_a_handler_quotes_are_masked_also_those_of_before_a_r
     bench.runner.invocations.mask(settings(Webhooks__Secret=f"v1,{changed}"))
     await bench.runner.inline.run(arrival(webhook_id="m2"), bench.handler())
     errors = [(await bench.inbox.get(name)).last_error for name in ("m1", "m2")]
-    # What is too short to be a secret would only garble messages.
+    # Masking texts that are too short to be secrets would only garble messages.
     assert errors == [
         f"ValueError: ******** and {changed}, code tok",
         "ValueError: ******** and ********, code tok",
@@ -518,20 +518,20 @@ async def test_of_a_group_our_cancellation_goes_on_and_the_rest_is_logged(autoju
 async def test_a_hook_that_ends_programs_is_logged_and_gets_what_was_raised_as_a_cause(
     autojump_clock, caplog
 ):
-    told = []
+    reported = []
 
     class Handler(WebhookHandlerBase[OrderPaidEvent]):
         async def handle_core(self, event):
             raise SystemExit(3)
 
         async def on_error(self, event, error):
-            told.append(error)
+            reported.append(error)
             raise SystemExit(4)
 
     bench = Bench.of(registry(Handler))
     answer = await bench.runner.inline.run(arrival(webhook_id="a"), bench.handler())
     assert answer.status == 500
-    (error,) = told
+    (error,) = reported
     assert isinstance(error, HandlerAbortedError)
     assert isinstance(error.__cause__, SystemExit)
     assert (await bench.inbox.get("a")).last_error == "SystemExit: 3"

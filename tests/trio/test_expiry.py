@@ -29,7 +29,7 @@ async def expiry(nursery):
 
 @contextmanager
 def request(expiry):
-    """Do what a connection does around its application."""
+    """Apply the deadline as a connection does around its application."""
     with expiry.scope:
         yield
 

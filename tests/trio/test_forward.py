@@ -1,4 +1,4 @@
-"""Forwarding on a virtual clock: what waits while an application is away, and what it costs."""
+"""Forwarding on a virtual clock: waiting events of an unavailable application, and their cost."""
 
 from collections import Counter
 
@@ -24,7 +24,7 @@ DONE, DEAD, RETRYING = DeliveryState.DONE, DeliveryState.DEAD, DeliveryState.RET
 
 
 class Application:
-    """Stands in for the network: a real minute would be a minute of the suite."""
+    """Replaces the network: a real minute would take a minute of the suite."""
 
     def __init__(self, answer=200, seconds=0.0):
         self.answer = answer
@@ -47,7 +47,7 @@ class Application:
         status, *more = answer if isinstance(answer, tuple) else (answer,)
         if 200 <= status < 300:
             self.taken.append(headers["webhook-id"])
-        return PostAnswer(status, {}, b"said so", *more)
+        return PostAnswer(status, {}, b"a reason", *more)
 
 
 REFUSED = NotSentError("[Errno 111] Connection refused")
@@ -128,7 +128,7 @@ async def test_a_minute_without_the_application_costs_no_attempts_and_loses_noth
     assert {record.attempts for record in records} == {1}
 
 
-async def test_a_backlog_costs_a_bounded_number_of_looks_a_second(autojump_clock, gateway):
+async def test_a_backlog_costs_a_bounded_number_of_polls_a_second(autojump_clock, gateway):
     application = Application(REFUSED)
     bench = gateway(application, Webhooks__Queue__Capacity=5000)
     (handler,) = bench.forwarder.handlers
@@ -176,7 +176,7 @@ async def test_500_of_one_event_uses_its_attempts_up_and_stops_no_other(autojump
     attempts = await bench.inbox.attempts("bad")
     assert [attempt.number for attempt in attempts] == [1, 2, 3, 4, 5, 6]
     assert attempts[0].error == "answered 500"
-    assert attempts[0].place == "answered 500: said so"
+    assert attempts[0].place == "answered 500: a reason"
     hints = [headers.get("sdk-will-retry-after") for _, name, headers in application.posts[:6]]
     assert hints == ["1", "2", "4", "8", "16", None]
     assert [headers["sdk-attempt"] for _, _, headers in application.posts[:6]] == list("123456")
@@ -205,7 +205,7 @@ async def test_failures_of_different_events_open_the_breaker_and_the_rest_wait(
         nursery.cancel_scope.cancel()
 
 
-async def test_410_pauses_the_route_until_somebody_resumes_it(autojump_clock, gateway):
+async def test_410_pauses_the_route_until_it_is_resumed(autojump_clock, gateway):
     application = Application(410)
     inbox = memory_inbox()
     bench = gateway(application, inbox=inbox)
@@ -234,7 +234,7 @@ async def test_410_pauses_the_route_until_somebody_resumes_it(autojump_clock, ga
 
 
 @pytest.mark.parametrize("at", [0.9, 1.3], ids=["before the look", "during the look"])
-async def test_a_look_that_overlaps_a_410_does_not_take_its_pause_back(
+async def test_a_poll_that_overlaps_a_410_does_not_undo_its_pause(
     autojump_clock, gateway, monkeypatch, caplog, at
 ):
     inbox = memory_inbox()
@@ -263,9 +263,7 @@ async def test_a_look_that_overlaps_a_410_does_not_take_its_pause_back(
     assert said(caplog, "forward.resumed") == []
 
 
-async def test_a_pause_by_command_is_noticed_and_ends_when_it_is_taken_back(
-    autojump_clock, gateway
-):
+async def test_a_pause_by_command_is_noticed_and_ends_when_it_is_resumed(autojump_clock, gateway):
     application = Application()
     bench = gateway(application)
     name = checkpoint_of("forward-to")
@@ -283,7 +281,9 @@ async def test_a_pause_by_command_is_noticed_and_ends_when_it_is_taken_back(
         nursery.cancel_scope.cancel()
 
 
-async def test_retry_after_of_429_holds_all_events_of_the_route_and_is_cut(autojump_clock, gateway):
+async def test_retry_after_of_429_delays_all_events_of_the_route_and_is_bounded(
+    autojump_clock, gateway
+):
     application = Application((429, 120.0))
     bench = gateway(application, Webhooks__Queue__Workers=1, Webhooks__Queue__RetryCapSeconds=60)
     async with trio.open_nursery() as nursery:
@@ -301,7 +301,7 @@ async def test_retry_after_of_429_holds_all_events_of_the_route_and_is_cut(autoj
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 422, 301, 302])
-async def test_what_the_application_refuses_is_dead_after_three_attempts(
+async def test_an_event_that_the_application_refuses_is_dead_after_three_attempts(
     autojump_clock, gateway, status
 ):
     application = Application(status)
@@ -315,7 +315,7 @@ async def test_what_the_application_refuses_is_dead_after_three_attempts(
     assert bench.forwarder.handlers[0].breaker.state == "closed"
 
 
-async def test_a_slow_route_leaves_room_for_the_others(autojump_clock, gateway):
+async def test_a_slow_route_leaves_workers_to_the_others(autojump_clock, gateway):
     slow, quick = Application(seconds=10.0), Application()
     routes = [
         {"Url": "http://127.0.0.1:1/", "Types": ["order.paid"], "Concurrency": 2},
@@ -331,7 +331,7 @@ async def test_a_slow_route_leaves_room_for_the_others(autojump_clock, gateway):
             await trio.sleep(0.01)
         assert trio.current_time() - began < 1
         await bench.until(done=60)
-        # A free place is taken at once, although most of its events wait in the store.
+        # A free slot is used at once, although most events of the route wait in the store.
         assert trio.current_time() - began < 20 / 2 * 10 * 1.1
         nursery.cancel_scope.cancel()
     assert slow.most_together == 2
@@ -361,7 +361,7 @@ async def test_an_answer_is_kept_with_the_attempt_and_counted(autojump_clock, ga
         await bench.until(done=1)
         nursery.cancel_scope.cancel()
     (attempt,) = await bench.inbox.attempts("a")
-    assert (attempt.number, attempt.error, attempt.place) == (1, "", "answered 200: said so")
+    assert (attempt.number, attempt.error, attempt.place) == (1, "", "answered 200: a reason")
     samples = {
         (sample.name, *(value for _, value in sample.labels)): sample.value
         for sample in bench.forwarder.samples()

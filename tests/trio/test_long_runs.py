@@ -92,7 +92,7 @@ async def test_all_workers_are_held_while_each_has_a_long_run(autojump_clock):
 
 
 @pytest.mark.parametrize("error", [ValueError, None])
-async def test_what_a_handler_makes_of_the_cancellation_counts(autojump_clock, error):
+async def test_a_handler_s_own_end_after_a_cancellation_counts(autojump_clock, error):
     async def handler(event):
         try:
             await trio.sleep_forever()
@@ -154,7 +154,7 @@ async def test_the_outcome_of_a_cancelled_run_is_kept_while_the_store_fails(
         bench.queue.close()
 
 
-async def test_a_stop_does_not_wait_for_the_outcome_of_a_cancelled_run_for_ever(autojump_clock):
+async def test_a_stop_waits_only_a_bounded_time_for_the_outcome_of_a_cancelled_run(autojump_clock):
     bench = bench_of(queued(hangs), Webhooks__Queue__HandlerTimeoutSeconds=5)
 
     async def finish(*arguments, **keywords):

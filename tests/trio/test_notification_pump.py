@@ -1,4 +1,4 @@
-"""What the pump makes of each outcome, with a clock of its own and a store in memory."""
+"""The pump's reaction to each outcome, with a simulated clock and a store in memory."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -33,7 +33,7 @@ TERMS = {"lease_seconds": 75.0, "dedup_seconds": 100.0, "payload_seconds": 40.0}
 EPOCH = 1_800_000_000.0
 
 
-#: What the wall clock is ahead of the loop's: days pass at once where nothing is to happen in them.
+#: The difference between the wall clock and the loop's clock: days without events pass at once.
 AHEAD = [0.0]
 
 
@@ -109,7 +109,7 @@ async def test_each_transition_is_announced_once_on_each_channel(autojump_clock:
         (Again("answered 503"), False, "retrying", "retried"),
     ],
 )
-async def test_what_is_recorded_of_each_outcome(
+async def test_the_record_of_each_outcome(
     autojump_clock: MockClock, outcome: Outcome, repeatable: bool, state: str, result: str
 ) -> None:
     channel = FakeChannel(repeatable, answering(outcome))
@@ -134,8 +134,8 @@ async def test_retries_wait_longer_each_time_and_end_after_max_attempts(
         assert (record.state, record.attempts, record.reason) == ("failed", 5, "answered 500")
         waits = [b - a for a, b in zip(channel.at, channel.at[1:], strict=False)]
         assert waits == pytest.approx([30, 60, 120, 240], abs=0.1)
-        told = [record.sdk[1]["retry_in"] for record in caplog.records if is_retry(record)]
-        assert told == pytest.approx(waits, abs=0.2)
+        limited = [record.sdk[1]["retry_in"] for record in caplog.records if is_retry(record)]
+        assert limited == pytest.approx(waits, abs=0.2)
         assert app.pump.counts == {("email", "retried"): 4, ("email", "failed"): 1}
 
 
@@ -146,20 +146,20 @@ def is_retry(record: Any) -> bool:
 async def test_a_provider_that_asks_for_time_gets_it_for_all_messages_of_its_channel(
     autojump_clock: MockClock,
 ) -> None:
-    told = FakeChannel(False, answering(Again("answered 429", 100.0), Sent()))
+    limited = FakeChannel(False, answering(Again("answered 429", 100.0), Sent()))
     other = FakeChannel()
-    async with running({"sms": told, "email": other}) as app:
+    async with running({"sms": limited, "email": other}) as app:
         await app.happen("a")
         await trio.sleep(1)
         await app.happen("b")
         await trio.sleep(98)
-        assert len(told.begun) == 1
+        assert len(limited.begun) == 1
         assert len(other.finished) == 2
         await trio.sleep(60)
-        assert len(told.finished) == 3
+        assert len(limited.finished) == 3
         # Retry-After is a lower bound: the message itself waits for its jitter on top.
-        assert told.at[1] - told.at[0] == pytest.approx(100, abs=0.1)
-        assert told.at[2] - told.at[0] == pytest.approx(130, abs=0.1)
+        assert limited.at[1] - limited.at[0] == pytest.approx(100, abs=0.1)
+        assert limited.at[2] - limited.at[0] == pytest.approx(130, abs=0.1)
 
 
 async def test_a_provider_that_asks_for_long_gets_it_for_the_message_and_an_hour_for_the_channel(
@@ -167,8 +167,8 @@ async def test_a_provider_that_asks_for_long_gets_it_for_the_message_and_an_hour
 ) -> None:
     hour = 3600.0
     asked = 1.5 * hour
-    told = FakeChannel(False, answering(Again("answered 429", asked), Sent()))
-    async with running({"sms": told}) as app:
+    limited = FakeChannel(False, answering(Again("answered 429", asked), Sent()))
+    async with running({"sms": limited}) as app:
         await app.happen("a")
         await trio.sleep(1)
         await app.happen("b")
@@ -176,11 +176,11 @@ async def test_a_provider_that_asks_for_long_gets_it_for_the_message_and_an_hour
         assert [record.sdk for record in caplog.records if is_pause(record)] == [
             ("notification.channel_paused", {"channel": "sms", "seconds": hour, "asked": asked})
         ]
-        assert told.at[1] - told.at[0] == pytest.approx(hour, abs=0.1)
+        assert limited.at[1] - limited.at[0] == pytest.approx(hour, abs=0.1)
         assert await app.states() == {"1-sms": "retrying", "2-sms": "sent"}
         await trio.sleep(200)
         assert await app.states() == {"1-sms": "sent", "2-sms": "sent"}
-        assert told.at[2] - told.at[0] > asked
+        assert limited.at[2] - limited.at[0] > asked
 
 
 def is_pause(record: Any) -> bool:
@@ -259,7 +259,7 @@ async def test_closed_it_finishes_what_was_begun_and_leaves_the_rest(
 
 
 @pytest.mark.parametrize(("repeatable", "state"), [(False, "unknown"), (True, "retrying")])
-async def test_what_a_shutdown_cuts_off_is_unknown_or_due_again(
+async def test_attempts_interrupted_by_a_shutdown_are_unknown_or_due_again(
     autojump_clock: MockClock, repeatable: bool, state: str
 ) -> None:
     async def hang(number: int) -> Outcome:
@@ -316,7 +316,7 @@ async def test_transitions_while_switched_off_are_never_announced(
         assert await app.states() == {"3-sms": "sent"}
 
 
-async def test_what_is_no_news_any_more_is_skipped_and_can_be_asked_for(
+async def test_stale_messages_are_skipped_and_can_be_requested(
     autojump_clock: MockClock,
 ) -> None:
     store = new_store()

@@ -237,7 +237,7 @@ async def test_cancelled_workers_release_and_the_next_owner_runs_everything_once
             await trio.sleep_forever()
     assert (await states(bench)).keys() <= {DeliveryState.RECEIVED, DeliveryState.RETRYING}
 
-    # What was in the channel keeps its lease: a restarted process would take it away.
+    # Events in the channel keep their leases: a restarted process would take them away.
     await inbox.release([f"m{number}" for number in range(10)])
     again = Bench.of(queued(quick), inbox)
     async with trio.open_nursery() as nursery:
@@ -297,7 +297,7 @@ async def test_a_retrying_event_can_be_replayed_at_once(autojump_clock):
 
 
 class SetClock:
-    """A wall clock that can be set while the loop's own goes on."""
+    """A wall clock that can be set while the loop's clock continues."""
 
     def __init__(self):
         self.ahead = 0.0
@@ -495,7 +495,7 @@ async def test_a_failing_store_delays_the_outcome_but_does_not_lose_it(autojump_
     assert await states(bench) == {DeliveryState.DONE: 1}
 
 
-async def test_an_end_that_the_store_has_without_saying_so_does_not_end_the_next_run(
+async def test_an_unconfirmed_outcome_does_not_end_the_next_run(
     autojump_clock,
 ):
     """The commit is made and its answer lost; the retry begins before the end is repeated."""
@@ -664,7 +664,7 @@ async def test_large_bodies_with_surprises_are_looked_at_beside_the_loop_at_retr
     assert set(looking) == {aside}
 
 
-async def test_a_backlog_larger_than_the_queue_goes_first_and_new_events_wait_their_turn(
+async def test_a_backlog_larger_than_the_queue_runs_before_new_events(
     autojump_clock,
 ):
     handled = []
@@ -682,7 +682,7 @@ async def test_a_backlog_larger_than_the_queue_goes_first_and_new_events_wait_th
     async with trio.open_nursery() as nursery:
         await nursery.start(bench.queue.run)
         await trio.testing.wait_all_tasks_blocked()
-        # The queue is full of what is older: a new event is refused, not let in before it.
+        # The queue is full of older events: a new event is refused, and does not overtake them.
         assert (await bench.queue.accept(arrival(webhook_id="new"))).status == 503
         await trio.sleep(60)
         assert (await bench.queue.accept(arrival(webhook_id="new"))).status == 200
@@ -727,8 +727,8 @@ async def after_ends(handler, *ids, ends=2):
 
 
 @pytest.mark.parametrize("lasts", [45, math.inf])
-async def test_a_suspect_that_gets_company_gets_none_of_the_other_suspects(autojump_clock, lasts):
-    """Should it end the process now, they are not to blame; and they are not kept for ever."""
+async def test_a_suspect_runs_beside_no_other_suspect(autojump_clock, lasts):
+    """If it ends the process now, they are not the cause; and they are not kept forever."""
     begun = {}
 
     async def handler(event):
@@ -876,8 +876,8 @@ async def test_a_lane_goes_on_behind_an_event_that_an_abandoned_call_has_leased(
     assert handled == ["first", "second"]
 
 
-async def test_what_becomes_due_without_a_sign_is_fetched_all_the_same(autojump_clock, monkeypatch):
-    """Every notification has a poll behind it, of which it only shortens the wait."""
+async def test_events_that_become_due_without_a_signal_are_fetched(autojump_clock, monkeypatch):
+    """A notification only shortens the wait for the next poll."""
     handled = []
 
     async def handle(event):
@@ -896,7 +896,7 @@ async def test_what_becomes_due_without_a_sign_is_fetched_all_the_same(autojump_
         await nursery.start(bench.queue.run)
         await trio.sleep(1)
         await other.accept(arrival(webhook_id="a").delivery, leased=False)
-        # And one whose process stands still: an expired lease notifies no one.
+        # And one whose process is paused: an expired lease notifies no one.
         leased = arrival(webhook_id="b", now=bench.queue._clock())
         await other.accept(leased.delivery, leased=True)
         with trio.fail_after(2 * queue.TAKE_OVER_SECONDS + 75):
@@ -947,7 +947,7 @@ async def test_an_event_that_comes_back_does_not_run_beside_its_run_that_was_tak
 async def test_an_event_that_another_process_has_taken_over_is_not_run(
     autojump_clock, monkeypatch, caplog, noticed
 ):
-    """This process stood still for longer than a lease while an event waited in its memory."""
+    """This process was paused for longer than a lease while an event waited in its memory."""
     handled = []
     goes_on = trio.Event()
 

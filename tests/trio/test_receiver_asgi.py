@@ -336,7 +336,7 @@ async def test_before_its_start_and_after_its_end_deliveries_are_503(autojump_cl
         await receiver.drain()
         assert not receiver.ready
     assert await status() == (503, True)
-    # What is not authentic learns nothing of the state.
+    # An unauthentic sender learns nothing about the state.
     assert (await ask(receiver, b"{}")).status == 400
     with pytest.raises(NotRunningError):
         _ = receiver.store
@@ -348,7 +348,7 @@ async def test_it_serves_only_http():
         await receiver({"type": "websocket"}, None, None)
 
 
-async def test_a_server_without_extensions_may_say_so(autojump_clock):
+async def test_a_server_may_declare_that_it_has_no_extensions(autojump_clock):
     async with running(registry(works)) as receiver:
 
         async def without(scope, receive, send):

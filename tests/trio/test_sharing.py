@@ -68,7 +68,7 @@ async def test_long_runs_of_one_process_do_not_hold_up_what_another_can_do(autoj
             bench.queue.close()
 
 
-async def test_a_process_alone_keeps_what_it_has_accepted(autojump_clock):
+async def test_a_single_process_keeps_its_accepted_events(autojump_clock):
     handled = []
     bench, _ = two_processes(handled, 1)
     async with trio.open_nursery() as nursery:

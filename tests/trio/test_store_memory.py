@@ -120,7 +120,7 @@ async def test_a_long_id_is_remembered_at_the_same_price(
     assert await deliver(inbox, webhook_id, 200) is Admission.NEW, "after the dedup retention"
 
 
-async def test_the_oldest_finished_ids_go_first_and_one_warning_says_so(
+async def test_the_oldest_finished_ids_go_first_with_one_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(rows, "RECENT_ROWS", 2)
@@ -135,7 +135,7 @@ async def test_the_oldest_finished_ids_go_first_and_one_warning_says_so(
     assert await deliver(inbox, "m1", 1) is Admission.NEW
 
 
-async def test_what_waits_for_somebody_gives_way_and_what_is_unfinished_does_not(
+async def test_parked_events_give_way_and_unfinished_ones_do_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(memory_store, "HELD_BYTES", 20_000)
@@ -164,8 +164,8 @@ async def test_ids_of_an_erased_tenant_are_not_remembered(monkeypatch):
     monkeypatch.setattr(rows, "RECENT_ROWS", 0)
     inbox = make()
     for key, tenant in (("theirs", "gone"), ("ours", "stays"), ("host", None)):
-        told = NewDelivery(key, "order.paid", b"{}", 1, 1000.0, tenant_id=tenant)
-        assert (await inbox.claim(told)).admission is Admission.NEW
+        incoming = NewDelivery(key, "order.paid", b"{}", 1, 1000.0, tenant_id=tenant)
+        assert (await inbox.claim(incoming)).admission is Admission.NEW
         await inbox.finish(key, Done(), now=1001.0)
     assert await inbox.erase("gone") == 1
     assert await inbox.known(["theirs", "ours", "host"]) == {"ours", "host"}

@@ -1,4 +1,5 @@
-"""Who looks at the store for probes and metrics, how often, and what is said when it fails."""
+"""The observer that reads the store for probes and metrics: its interval, and its reports of
+failures."""
 
 import attrs
 import pytest
@@ -102,9 +103,7 @@ async def test_slow_counts_are_rarely_repeated(store, observer, autojump_clock):
     assert store.counts_made > 5
 
 
-async def test_who_asks_waits_no_longer_than_patience_for_a_slow_store(
-    store, observer, autojump_clock
-):
+async def test_a_request_waits_a_bounded_time_for_a_slow_store(store, observer, autojump_clock):
     store.write_seconds = STALLED_SECONDS + 3
     begun = trio.current_time()
     await observer.wait_for_check()
@@ -117,7 +116,7 @@ async def test_who_asks_waits_no_longer_than_patience_for_a_slow_store(
     assert observer.check().ok
 
 
-async def test_a_slow_write_alone_does_not_change_what_is_said(store, observer, autojump_clock):
+async def test_a_slow_write_alone_does_not_change_the_reports(store, observer, autojump_clock):
     await observer.wait_for_check()
     store.write_seconds = STALLED_SECONDS - 0.1
     await trio.sleep(FRESH_SECONDS)
@@ -126,7 +125,7 @@ async def test_a_slow_write_alone_does_not_change_what_is_said(store, observer, 
         assert observer.check().ok
 
 
-async def test_a_fault_is_told_at_once_and_forgotten_once_it_is_over(
+async def test_a_fault_is_reported_at_once_and_forgotten_once_it_is_over(
     store, observer, autojump_clock
 ):
     await observer.wait_for_check()

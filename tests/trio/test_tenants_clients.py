@@ -236,7 +236,7 @@ async def test_a_client_that_cannot_be_opened_fails_its_block_alone() -> None:
         (b"x" * (MAX_FILE_BYTES + 1), "larger"),
     ],
 )
-async def test_what_is_wrong_with_a_key_file_is_said_without_its_content(
+async def test_a_faulty_key_file_is_reported_without_its_content(
     tmp_path: Path, content: bytes | None, why: str
 ) -> None:
     file = tmp_path / "key"
@@ -261,7 +261,7 @@ async def test_each_line_of_each_source_is_a_secret_and_none_is_shown(tmp_path: 
 
 
 class ReloadableClient(FakeClient):
-    """As the real one: takes new settings in its place."""
+    """Like the real client: takes new settings without being replaced."""
 
     retries: int | None = None
 

@@ -1,4 +1,4 @@
-"""When replicas are verified by themselves, and what is known of it meanwhile."""
+"""The scheduled verification of replicas, and the state between two runs."""
 
 import attrs
 import pytest
@@ -80,7 +80,7 @@ async def test_verifications_by_commands_count(autojump_clock, nursery, keeper):
     nursery.cancel_scope.cancel()
 
 
-async def test_without_an_interval_it_only_tells_what_is_known(autojump_clock, nursery, keeper):
+async def test_without_an_interval_it_only_reports_the_known_state(autojump_clock, nursery, keeper):
     keeper.state = VerificationState(START, START - HOUR, {"t": "it lags"})
     made = scheduler(keeper, None)
     nursery.start_soon(made.run)

@@ -56,5 +56,5 @@ async def finishes(event: OrderPaidEvent, services: sdk_trio.Services) -> None:
 
 
 def marks(connection: psycopg.Connection, event: OrderPaidEvent) -> None:
-    """A marker says whether it is new."""
+    """Check the type of a marker's result."""
     assert_type(sdk_trio.first_time(connection, event), bool)

@@ -19,7 +19,7 @@ LOCAL = Access("secret", ("http://127.0.0.1:8081",))
 
 # -- exposition -------------------------------------------------------------------------------
 
-#: One sample, as its line is read back: the reverse of what the format's page describes.
+#: One line of a sample, parsed by the reverse of the format's rules.
 _LINE = re.compile(r'sdk_check_ok\{check="((?:[^"\\\n]|\\[\\n"])*)"\} (\S+)')
 
 
@@ -222,7 +222,7 @@ def test_a_change_comes_from_our_own_page_or_from_none(origin, host, passes):
     assert (LOCAL.check_change(headers) is None) is passes
 
 
-def test_a_header_that_comes_twice_counts_as_none():
+def test_a_repeated_header_counts_as_missing():
     twice = [(b"Authorization", b"Bearer secret"), (b"authorization", b"Bearer secret")]
     assert header_map(twice) == {"authorization": ""}
 
@@ -252,7 +252,7 @@ def test_any_query_is_understood_or_refused(query):
         b"\xff",
     ],
 )
-def test_an_order_with_a_slip_is_refused(body):
+def test_a_request_with_a_misspelt_field_is_refused(body):
     with pytest.raises(BadQueryError):
         parse_replay(body)
 

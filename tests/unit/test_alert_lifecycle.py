@@ -1,4 +1,4 @@
-"""Opening, closing and announcing of alerts, whatever a condition does."""
+"""Opening, closing and announcing alerts, for any course of a condition."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ OPTIONS = AlertsOptions(close_after_seconds=60, repeat_hours=1)
 REPEAT = 3600.0
 START = 1_800_000_000.0
 
-Told = list[tuple[float, MessageKind]]
+ReportedMessages = list[tuple[float, MessageKind]]
 
 
 class World:
@@ -26,7 +26,7 @@ class World:
         self.options = options
         self.now = START
         self.alerts: dict[AlertName, Alert] = {}
-        self.told: Told = []
+        self.reported: ReportedMessages = []
         self.last: list[bool] = []
 
     def see(self, holds: bool | None, after: float = 0.0) -> None:
@@ -34,12 +34,12 @@ class World:
         step = advance(self.alerts, [AlertCondition(NAME, holds, "why")], self.options, self.now)
         self.alerts |= {alert.name: alert for alert in step.changed}
         for announcement in step.announcements:
-            self.told.append((self.now, announcement.kind))
+            self.reported.append((self.now, announcement.kind))
             self.last.append(announcement.is_last)
 
     @property
     def kinds(self) -> list[str]:
-        return [str(kind) for _, kind in self.told]
+        return [str(kind) for _, kind in self.reported]
 
 
 STEPS = st.lists(
@@ -56,13 +56,13 @@ def test_no_sequence_of_flaps_floods(steps: Sequence[tuple[bool | None, float]])
     world = World()
     for holds, after in steps:
         world.see(holds, after)
-    times = [at for at, _ in world.told]
+    times = [at for at, _ in world.reported]
     for first, fourth in zip(times, times[MOST_MESSAGES:], strict=False):
         assert fourth - first >= REPEAT
     changes = [kind for kind in world.kinds if kind != "reminder"]
     expected = ["opened", "closed"] * len(changes)
     assert changes == expected[: len(changes)]
-    for (before, _), (at, kind) in zip(world.told, world.told[1:], strict=False):
+    for (before, _), (at, kind) in zip(world.reported, world.reported[1:], strict=False):
         if kind is MessageKind.REMINDER:
             assert at - before >= REPEAT
 
@@ -93,7 +93,7 @@ def test_a_clock_that_was_set_back_silences_no_alert_for_longer(
     world.now -= back
     world.see(True)
     world.see(True, REPEAT)
-    world.told.clear()
+    world.reported.clear()
     world.see(True, REPEAT)
     assert world.kinds == ["reminder"]
 
@@ -105,7 +105,7 @@ def test_a_thousand_flaps_within_the_interval_give_at_most_three_messages(second
         world.see(True, seconds)
         world.see(False, 0)
         world.see(False, seconds)
-    assert len(world.told) <= 3
+    assert len(world.reported) <= 3
     assert world.kinds[0] == "opened"
 
 
@@ -142,7 +142,7 @@ def test_an_open_alert_is_repeated_once_an_interval() -> None:
     assert world.kinds == ["opened", "reminder", "reminder", "reminder"]
 
 
-def test_the_last_message_of_an_interval_says_so_and_later_ones_follow_it() -> None:
+def test_the_last_message_of_an_interval_is_marked_and_later_ones_follow_it() -> None:
     world = World()
     for _ in range(3):
         world.see(True, 10)

@@ -99,7 +99,7 @@ LAZY_IMPORTS = {
     "sdk_trio.cli.sign": "the store, where a secret is looked for beside it",
     "sdk_trio.client.pipeline": "tracing, an extra",
     "sdk_trio.net.http3_origins": "HTTP/3, an extra",
-    "sdk_trio.runtime.console": "views, when somebody asks for them",
+    "sdk_trio.runtime.console": "views, when a request needs them",
     "sdk_trio.runtime.preflight": "tenants, ssl",
     "sdk_trio.runtime.leader": "client, replication, leadership",
     "sdk_trio.runtime.state": "client, admin address, replication",

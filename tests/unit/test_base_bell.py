@@ -1,4 +1,4 @@
-"""A bell wakes those who wait at that moment and nobody later; a flag stays up until it is seen."""
+"""A bell wakes only tasks that wait at that moment; a flag stays set until it is seen."""
 
 import pytest
 import trio
@@ -18,7 +18,7 @@ async def test_a_ring_wakes_all_waiters_and_is_not_stored():
         woken.append(name)
 
     with trio.fail_after(30):
-        bell.ring()  # nobody hears it
+        bell.ring()  # no task waits
         async with trio.open_nursery() as nursery:
             nursery.start_soon(wait, "a")
             nursery.start_soon(wait, "b")

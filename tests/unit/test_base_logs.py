@@ -34,18 +34,18 @@ def test_a_kind_has_its_lines_and_then_is_left_out_until_the_while_is_over():
     assert [throttle.admit("a") for _ in range(3)] == [3, 0, None]
 
 
-def test_a_while_doubles_while_lines_are_left_out_and_begins_anew_after_quiet():
+def test_a_period_doubles_while_lines_are_omitted_and_starts_over_after_quiet():
     clock = Clock()
     throttle = Throttle(lines=1, seconds=10, longest=60, clock=clock)
-    told = []
+    reported = []
     for second in range(400):
         if not 300 <= second < 380 and throttle.admit("a") is not None:
-            told.append(second)
+            reported.append(second)
         clock.now += 1
-    assert told == [0, 10, 30, 70, 130, 190, 250, 380, 390]
+    assert reported == [0, 10, 30, 70, 130, 190, 250, 380, 390]
 
 
-def test_a_store_that_is_asked_each_second_is_told_of_at_growing_intervals(caplog):
+def test_a_store_retried_each_second_is_logged_at_growing_intervals(caplog):
     clock = Clock()
     log = logs.Logger(logs.get_logger("webhooks")._logger, clock=clock)
     outage = logs.Outage(log)
@@ -54,16 +54,16 @@ def test_a_store_that_is_asked_each_second_is_told_of_at_growing_intervals(caplo
             outage.fail(1)
             log.store_unavailable(OSError("away"), retry_in=1.0)
             clock.now += 1.0
-        # What is not asked again by itself happens once, and is never left out.
+        # A failure without an automatic retry is logged each time.
         log.store_unavailable(OSError("away"), ids=["a"])
         outage.end()
         outage.end()
-        # The next outage is told of at once.
+        # The next outage is logged at once.
         log.store_unavailable(OSError("away again"), retry_in=1.0)
-    told = [record.sdk for record in caplog.records]
-    assert len(told) < 70
-    assert [fields.get("suppressed", 0) for _, fields in told[:5]] == [0, 9, 19, 39, 59]
-    (*_, released, (event, answers), again) = told
+    reported = [record.sdk for record in caplog.records]
+    assert len(reported) < 70
+    assert [fields.get("suppressed", 0) for _, fields in reported[:5]] == [0, 9, 19, 39, 59]
+    (*_, released, (event, answers), again) = reported
     assert released == ("store.unavailable", {"error": "away", "ids": ["a"]})
     assert (event, answers["failed"], answers["seconds"] >= 0) == ("store.answers", 3600, True)
     assert again == ("store.unavailable", {"error": "away again", "retry_in": 1.0})
@@ -83,17 +83,17 @@ def test_omitted_lines_are_reported_once():
 def test_nothing_is_lost_and_no_while_has_more_lines_than_allowed(steps):
     clock = Clock()
     throttle = Throttle(lines=3, seconds=10, clock=clock)
-    told = 0
+    reported = 0
     lines: dict[str, list[float]] = {}
     for kind, pause, asked in steps:
         clock.now += pause
         left_out = throttle.admit(kind)
         if left_out is not None:
-            told += 1 + left_out
+            reported += 1 + left_out
             lines.setdefault(kind, []).append(clock.now)
         if asked:
-            told += sum(throttle.take_left_out().values())
-    assert told + sum(throttle.take_left_out().values()) == len(steps)
+            reported += sum(throttle.take_left_out().values())
+    assert reported + sum(throttle.take_left_out().values()) == len(steps)
     for times in lines.values():
         while times:
             inside = [moment for moment in times if moment < times[0] + 10]
@@ -156,7 +156,7 @@ def test_lines_are_broken_between_words_alone(fields, width):
     text = render_terminal({**head, **fields}, colors=False, width=width)
     lines = text.split("\n")
     for line in lines[1:]:
-        # What is longer than its line is one word.
+        # Only a single word is longer than its line.
         assert len(line) <= max(width, 30) or " " not in line.strip()
     # A sender's text cannot begin a line that looks like another event.
     assert all(line.startswith(" " * 10) for line in lines[1:])
@@ -306,7 +306,7 @@ def test_a_line_is_the_same_byte_for_byte_as_json_dumps_makes_it(
     through, event, fields, microseconds, level, shape
 ):
     if shape == "Console":
-        # A value that is no text could not be shown in the place of these.
+        # A value that is no text could not replace one of these.
         fields = {name: value for name, value in fields.items() if name not in HEAD}
     with clock.use(clock.Clock(wall=lambda: microseconds / 1e6)):
         stream = io.StringIO()
@@ -395,7 +395,7 @@ def test_a_handler_that_is_added_later_gets_its_records(name):
     assert [json.loads(line)["key"] for line in stream.getvalue().splitlines()] == [1, 2, 3]
 
 
-def test_whoever_stands_in_the_way_of_all_records_sees_them(monkeypatch):
+def test_a_handler_in_the_path_of_all_records_sees_them(monkeypatch):
     """As the SDK of Sentry does."""
     logs.configure(stream=io.StringIO())
     seen = []
@@ -441,7 +441,7 @@ def refuse(record):
     return False
 
 
-def test_a_record_of_somebody_else_is_a_line_as_well():
+def test_a_record_of_another_library_is_a_line_as_well():
     stream = io.StringIO()
     logs.configure(stream=stream)
     logging.getLogger("sdk_trio.application").info("of %s", "mine")

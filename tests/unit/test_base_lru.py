@@ -1,4 +1,4 @@
-"""What was not used for longest is forgotten, and nothing else."""
+"""Only the least recently used value is dropped."""
 
 import pytest
 from hypothesis import given

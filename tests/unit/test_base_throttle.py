@@ -34,7 +34,7 @@ def test_a_failed_attempt_takes_no_token():
     assert bucket.admit(1) == 0
 
 
-def test_what_is_given_back_moves_later_ones_up_and_is_no_credit():
+def test_a_returned_token_moves_later_ones_up_and_is_no_credit():
     bucket = TokenBucket(per_second=1, burst=1)
     assert [bucket.book(0), bucket.book(0)] == [0, 1]
     bucket.give_back()

@@ -1,4 +1,4 @@
-"""The channels of notifications: what is declared once is there wherever a channel has to be."""
+"""The channels of notifications: a declared channel is present wherever it is needed."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ def test_every_channel_has_a_switch_a_section_and_code() -> None:
     assert list(make_channels(NotificationsOptions())) == list(CHANNELS)
 
 
-def test_what_a_channel_sends_is_in_every_template() -> None:
+def test_every_template_has_the_texts_of_each_channel() -> None:
     in_templates = {
         key.rpartition(":")[2] for key in (s.key for s in table()) if "Templates" in key
     }
@@ -40,7 +40,7 @@ def test_what_a_channel_sends_is_in_every_template() -> None:
     assert list(TRANSITIONS) == [str(transition) for transition in Transition]
 
 
-def test_the_page_has_a_row_for_every_channel_that_says_whether_it_may_send_twice() -> None:
+def test_the_page_has_a_row_for_every_channel_and_whether_it_may_send_twice() -> None:
     page = Path(__file__).parents[2] / "docs" / "how-to" / "notify-site-managers.md"
     rows = [
         line.split("|")[1:] for line in page.read_text("utf-8").splitlines() if line[:3] == "| `"

@@ -1,4 +1,4 @@
-"""The claims file: what a process that ended has left in it, whatever has become of it since."""
+"""The claims file: the runs that an ended process has left in it, even if it was damaged since."""
 
 import logging
 
@@ -27,7 +27,7 @@ def keys_in(path):
 def test_a_run_is_found_until_its_slot_is_cleared(path):
     claims = ClaimsFile(path, [])
     slots = {key: claims.take(key, now) for now, key in enumerate(("a", "b.tenant", "c"))}
-    # Read without a word to the process that has it open, as after its end.
+    # Read without the process that has it open, as after its end.
     assert keys_in(path) == ["a", "b.tenant", "c"]
     claims.clear(slots["b.tenant"])
     assert keys_in(path) == ["a", "c"]
@@ -40,7 +40,7 @@ def test_a_run_is_found_until_its_slot_is_cleared(path):
     assert keys_in(path) == ["c", "d"]
 
 
-def test_there_is_room_for_so_many_runs_and_the_next_one_waits(path):
+def test_the_file_holds_a_fixed_number_of_runs_and_the_next_one_waits(path):
     claims = ClaimsFile(path, [])
     slots = [claims.take(f"m{number}", 1.0) for number in range(SLOTS)]
     assert len(set(slots)) == SLOTS
@@ -52,7 +52,7 @@ def test_there_is_room_for_so_many_runs_and_the_next_one_waits(path):
     assert len(keys_in(path)) == SLOTS
 
 
-def test_the_longest_key_has_room_and_a_longer_one_waits(path):
+def test_the_longest_key_fits_and_a_longer_one_waits(path):
     claims = ClaimsFile(path, [])
     longest = f"{'x' * 256}.{'0' * 36}"
     assert claims.take(longest, 1.0) is not None
@@ -106,7 +106,7 @@ def test_a_torn_or_changed_slot_is_passed_over(tmp_path_factory, cut, place, byt
     path.write_bytes(content)
     found = keys_in(path)
     assert "whole" in found
-    # What stands behind the key says nothing, and the byte may be the one that was cut off.
+    # The bytes after the key have no meaning, and may be cut off.
     changed = (cut < 20 or place < 20) and bytes(content) != whole
     assert found == ["whole"] or (not changed and found == ["whole", "torn"])
 
@@ -139,8 +139,8 @@ def test_a_link_or_a_directory_in_its_place_is_refused(path):
         read_claims(path, is_new=False)
     path.rmdir()
     other = path.with_name("other")
-    other.write_bytes(b"of somebody")
+    other.write_bytes(b"of another")
     path.symlink_to(other)
     with pytest.raises(OSError, match=r"inbox\.claims"):
         ClaimsFile(path, [])
-    assert other.read_bytes() == b"of somebody"
+    assert other.read_bytes() == b"of another"

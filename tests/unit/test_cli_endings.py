@@ -1,4 +1,4 @@
-"""How commands end: statuses, messages, and what is not shown."""
+"""Exit statuses and messages of commands, and secrets that they do not show."""
 
 import inspect
 import json
@@ -28,7 +28,7 @@ MODULES = {
     "good": "import sdk_trio\nhandlers = sdk_trio.HandlerRegistry()\nother = 1",
     "fails": "1 / 0",
     "ends": "raise SystemExit(0)",
-    "wants": "import a_module_that_nobody_has",
+    "wants": "import a_missing_module",
     "broken_syntax": "def",
     "empty": "",
 }
@@ -171,7 +171,7 @@ def test_run_shows_full_detail_in_development(command_line):
         ("empty:handlers", 78, "empty has no attribute 'handlers'; it has no HandlerRegistry: "),
         ("fails:handlers", 1, "fails.py:1: ZeroDivisionError: division by zero"),
         ("ends:handlers", 1, "ends.py:1: SystemExit: 0"),
-        ("wants:handlers", 78, "No module named 'a_module_that_nobody_has'"),
+        ("wants:handlers", 78, "No module named 'a_missing_module'"),
         ("broken_syntax:handlers", 78, "broken_syntax.py:1: SyntaxError"),
     ],
 )
@@ -295,7 +295,7 @@ def test_no_receiver_listens(command_line, monkeypatch, free_port):
 def free_port():
     import socket
 
-    # Bound and not listening: connections are refused, and nobody else takes the port.
+    # Bound and not listening: connections are refused, and no other process takes the port.
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield held.getsockname()[1]

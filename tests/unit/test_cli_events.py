@@ -196,7 +196,7 @@ def test_without_an_inbox_it_is_an_error_and_none_is_made(command_line, words):
     assert os.listdir(command_line.directory) == []
 
 
-def test_a_directory_of_another_user_is_told_with_what_to_do(command_line, monkeypatch):
+def test_a_directory_of_another_user_is_reported_with_the_remedy(command_line, monkeypatch):
     command_line.seed(("a", DONE))
     look = Path.stat
 
@@ -460,7 +460,7 @@ async def test_tail_reports_arrivals_ends_and_replays_once(tmp_path):
         await writer.start("one", now=4.0)
         await writer.finish("one", Dead("no"), now=5.0)
         assert await seen() == [("one", "dead")]
-        # As fast as that: put back, run, and dead again between two looks.
+        # Requeued, run, and dead again between two polls.
         await writer.replay(["one"])
         await writer.start("one", now=6.0)
         await writer.finish("one", Dead("no"), now=7.0)
@@ -509,8 +509,8 @@ def test_events_of_one_tenant_are_listed_and_replayed(command_line):
     assert ids(*parked, "--dry-run") == ["msg_0"]
     assert ids(*parked) == ["msg_0"]
     assert ids("list", "--state", "parked") == ["msg_2", "msg_1"]
-    unknown = command_line("events", "list", "--tenant", "nobody")
-    assert (unknown.status, "there is no tenant 'nobody'" in unknown.err) == (1, True)
+    unknown = command_line("events", "list", "--tenant", "unknown")
+    assert (unknown.status, "there is no tenant 'unknown'" in unknown.err) == (1, True)
     both = command_line("events", "replay", "msg_1", "--tenant", "acme")
     assert (both.status, "--tenant" in both.err) == (2, True)
 
@@ -529,7 +529,7 @@ def test_types_are_those_of_the_catalogue_with_their_classes(command_line):
 
 @pytest.fixture
 def catcher():
-    """A server that notes what is posted to it, and answers by the path."""
+    """A server that records the requests posted to it, and answers by the path."""
     posted = []
 
     class Catcher(BaseHTTPRequestHandler):
@@ -672,7 +672,7 @@ def test_tail_prints_a_body_once_for_people_and_always_as_json(capsys):
         assert capsys.readouterr().out.count("marker") == times
 
 
-def test_tail_wants_what_its_options_say():
+def test_tail_selects_events_by_its_options():
     record = attrs.evolve(RECORD, type="order.paid", state=DeliveryState.DEAD, tenant_id="t")
     assert TailFilter("order.*", "dead", "t").wants(record)
     assert TailFilter(None, None, None).wants(record)

@@ -39,7 +39,7 @@ def test_init_writes_an_application_that_is_valid_once_the_secret_is_set(command
 
 
 @pytest.mark.parametrize(("words", "enter"), [((), ""), (("--directory", "a b"), "cd 'a b' && ")])
-def test_what_it_says_to_do_next_is_a_command_that_exists(command_line, words, enter, monkeypatch):
+def test_the_suggested_next_step_is_an_existing_command(command_line, words, enter, monkeypatch):
     monkeypatch.setattr("sys.argv", ["/somewhere/sdk_trio/__main__.py"])
     monkeypatch.setenv("PATH", "")
     answer = command_line("init", *words)
@@ -69,7 +69,7 @@ def test_no_file_is_written_through_a_planted_link(command_line, name):
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="gives a link away")
 def test_no_private_file_is_copied_from_a_planted_link(command_line):
-    """The copy, ``.gitignore``, can be read by everybody."""
+    """The copy, ``.gitignore``, can be read by all users."""
     victim = command_line.directory / "victim"
     victim.write_text("precious\n")
     victim.chmod(0o600)
@@ -108,7 +108,7 @@ def test_init_never_overwrites_without_force(command_line):
     assert "HandlerRegistry" in (command_line.directory / "app.py").read_text()
 
 
-def test_gitignore_keeps_what_it_has_and_gets_what_it_lacks(command_line):
+def test_gitignore_keeps_its_lines_and_gets_the_missing_ones(command_line):
     file = command_line.directory / ".gitignore"
     file.write_text("*.pyc\n.env")
     command_line("init")

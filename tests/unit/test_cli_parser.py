@@ -158,7 +158,8 @@ def test_version(words, capsys):
     assert re.fullmatch(r"sdk-trio \d+\.\d+\.\d+\n", capsys.readouterr().out)
 
 
-#: Packages that a help text is told without; those of the states to choose from are none of them.
+#: Packages that a help text must not import; the packages of the states to choose from are none of
+#: them.
 HEAVY = "email trio httpx apsw hypercorn msgspec sdk_trio.config sdk_trio.storage sdk_trio.tenants"
 
 

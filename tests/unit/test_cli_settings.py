@@ -23,7 +23,7 @@ def test_check_reports_every_problem_and_warning_at_once(command_line, monkeypat
     assert {tuple(row) for row in rows} == {("level", "key", "message", "origin")}
 
 
-def test_a_start_that_fails_says_what_is_odd_as_well(command_line):
+def test_a_failed_start_also_lists_warnings(command_line):
     """A misspelt section is why the secret is missing."""
     (command_line.directory / "bad.json").write_text(
         json.dumps({"Sdk": {"Webhoks": {"Secret": SECRET}}})
@@ -64,7 +64,7 @@ def test_a_file_that_is_missing_is_named(command_line):
 
 def test_show_names_origins_and_masks_secrets(command_line, monkeypatch):
     monkeypatch.setenv("SDK__WEBHOOKS__SECRETS__0", SECRET)
-    monkeypatch.setenv("SDK__ACCESSTOKEN", "token-that-nobody-may-see")
+    monkeypatch.setenv("SDK__ACCESSTOKEN", "token-that-must-stay-secret")
     answer = command_line("config", "show", "--set", "webhooks:path=/other", "--format", "json")
     assert answer.status == 0
     rows = {row["key"]: row for row in answer.document}
@@ -78,10 +78,10 @@ def test_show_names_origins_and_masks_secrets(command_line, monkeypatch):
     assert "Sdk:Mode" in everything.out
     for text in (answer.out, everything.out):
         assert SECRET not in text
-        assert "nobody-may-see" not in text
+        assert "must-stay-secret" not in text
 
 
-def test_show_without_any_setting_says_so(command_line):
+def test_show_without_any_setting_explains_that(command_line):
     answer = command_line("config", "show")
     assert (answer.status, answer.out) == (0, "")
     assert "every setting is at its default" in answer.err
@@ -129,7 +129,7 @@ def test_the_last_assignment_of_a_key_wins_however_it_is_spelled(command_line):
 
 
 @pytest.mark.parametrize("command", [("config", "check"), ("doctor", "--offline")])
-def test_a_part_without_what_it_needs_is_told_beside_other_problems(command_line, command):
+def test_a_part_without_its_requirements_is_reported_beside_other_problems(command_line, command):
     answer = command_line(
         *command,
         *("--standalone", "--set", "Sdk:TimeoutMs=1"),
@@ -141,7 +141,7 @@ def test_a_part_without_what_it_needs_is_told_beside_other_problems(command_line
 
 
 @pytest.mark.parametrize(
-    ("dsn", "status", "told"),
+    ("dsn", "status", "reported"),
     [
         (None, 78, "SDK_POSTGRES_DSN, which is not set"),
         ("postgres//x", 78, "holds no connection string of PostgreSQL"),
@@ -149,7 +149,7 @@ def test_a_part_without_what_it_needs_is_told_beside_other_problems(command_line
     ],
 )
 def test_a_check_reads_the_connection_string_that_a_start_will_need(
-    command_line, monkeypatch, dsn, status, told
+    command_line, monkeypatch, dsn, status, reported
 ):
     pytest.importorskip("psycopg")
     monkeypatch.setenv("SDK__WEBHOOKS__SECRET", SECRET)
@@ -157,5 +157,5 @@ def test_a_check_reads_the_connection_string_that_a_start_will_need(
         monkeypatch.setenv("SDK_POSTGRES_DSN", dsn)
     answer = command_line("config", "check", "--standalone", "-s", "Storage:Backend=Postgres")
     assert answer.status == status
-    assert told in answer.out + answer.err
+    assert reported in answer.out + answer.err
     assert "warning" not in answer.out

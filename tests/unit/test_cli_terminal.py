@@ -1,4 +1,5 @@
-"""What commands print: tables that fit, cells that steer no terminal, questions, progress."""
+"""The output of commands: tables that fit, cells without control characters, questions,
+progress."""
 
 import io
 import json
@@ -42,7 +43,7 @@ def test_a_row_of_several_lines_has_every_column_in_its_terminal(needed, availab
     assert [index for line in lines for index in line] == list(range(len(COLUMNS)))
     for number, line in enumerate(lines):
         used = sum(line.values()) + 2 * (len(line) - 1) + (2 if number else 0)
-        # A column that cannot be shortened and is wider than the terminal stands alone.
+        # A column that cannot be shortened and is wider than the terminal gets its own line.
         assert used <= available or len(line) == 1
         for index, width in line.items():
             whole = COLUMNS[index] not in ("subject", "last_error")
@@ -86,7 +87,7 @@ def test_a_cell_is_one_line_that_steers_no_terminal(text):
 
 
 @pytest.mark.parametrize(("value", "shown"), [(None, "-"), (True, "yes"), (False, "no"), (0, "0")])
-def test_a_cell_says_what_has_no_text_of_its_own(value, shown):
+def test_values_without_text_have_a_visible_cell(value, shown):
     assert terminal.cell(value) == shown
 
 

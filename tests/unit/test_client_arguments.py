@@ -1,4 +1,4 @@
-"""Arguments of operations: what becomes path, query and body, and what is refused."""
+"""Arguments of operations: their place in path, query and body, and refused ones."""
 
 import enum
 import inspect
@@ -228,7 +228,7 @@ def test_values_in_a_body() -> None:
         ({1: 2}, TypeError, r"body\.a\[1\] has the key 1"),
     ],
 )
-def test_what_has_no_form_in_json_is_refused_where_it_is(
+def test_values_without_a_json_form_are_refused_with_their_place(
     value: Any, error: type[Exception], where: str
 ) -> None:
     with pytest.raises(error, match=where):
@@ -236,7 +236,7 @@ def test_what_has_no_form_in_json_is_refused_where_it_is(
 
 
 @pytest.mark.parametrize("value", [datetime(2026, 1, 2), float("nan"), object(), b"x"])
-def test_what_has_no_form_in_a_query_is_refused_where_it_is(value: Any) -> None:
+def test_values_without_a_query_form_are_refused_with_their_place(value: Any) -> None:
     with pytest.raises((TypeError, ValueError), match=r"^since is "):
         prepare(LIST, fields={"since": value})
 
@@ -269,7 +269,7 @@ def test_fields_add_to_a_body_that_is_a_mapping() -> None:
 # --- options -------------------------------------------------------------------------------------
 
 
-def test_an_operation_known_to_be_harmless_says_so_and_the_caller_wins() -> None:
+def test_an_operation_declared_harmless_may_be_repeated_and_the_caller_overrides_it() -> None:
     row = operation("POST /introspect", OperationAnswer.RECORD, idempotent=True)
     assert prepare(row).options.idempotent is True
     assert prepare(row, options=CallOptions(idempotent=False)).options.idempotent is False
@@ -313,7 +313,7 @@ def test_a_misspelt_argument_is_refused_with_what_was_meant(
         prepare(row, path, fields)
 
 
-def test_what_is_newer_than_the_table_has_its_ways() -> None:
+def test_arguments_newer_than_the_table_can_be_passed() -> None:
     assert prepare(ORDERS, [], {"status": "paid"}, query={"new": 1}).query == (
         ("new", "1"),
         ("status", "paid"),

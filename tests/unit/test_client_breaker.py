@@ -162,8 +162,8 @@ def test_closing_by_hand_forgets_failures():
 
 
 def test_each_change_is_reported_once():
-    told = []
-    circuit, clock = breaker(threshold=1, on_change=told.append)
+    reported = []
+    circuit, clock = breaker(threshold=1, on_change=reported.append)
     attempt(circuit, FAIL)
     clock.now += 15.0
     circuit.report(circuit.acquire(), NEUTRAL)
@@ -171,7 +171,7 @@ def test_each_change_is_reported_once():
     circuit.isolate()
     circuit.isolate()
     circuit.close()
-    assert told == ["open", "probing", "closed", "isolated", "closed"]
+    assert reported == ["open", "probing", "closed", "isolated", "closed"]
 
 
 def test_an_incident_is_one_failure_however_many_attempts_it_befell():
@@ -198,7 +198,7 @@ def test_an_incident_reported_late_is_not_a_second_failure():
     assert circuit.state is BreakerState.CLOSED
 
 
-def test_what_an_older_generation_told_of_an_incident_does_not_count_it():
+def test_a_report_of_an_older_generation_does_not_count_an_incident():
     circuit, _ = breaker(threshold=1)
     incident = Incident()
     early = circuit.acquire()
@@ -224,8 +224,8 @@ class BreakerMachine(RuleBasedStateMachine):
 
     Reports name incidents, often the same one.
 
-    The model holds the story since the last change of state as a list, and asks of it what the
-    specification says; the breaker keeps only what it needs.
+    The model keeps all reports since the last change of state in a list, and applies the
+    specification to the list.
     """
 
     THRESHOLD, SAMPLING, BREAK = 3, 30.0, 15.0
@@ -240,7 +240,7 @@ class BreakerMachine(RuleBasedStateMachine):
         self.state = BreakerState.CLOSED
         self.opened_at = None
         self.probe = None
-        self.told = set()
+        self.reported = set()
 
     def begin(self, state):
         self.chapter += 1
@@ -276,9 +276,9 @@ class BreakerMachine(RuleBasedStateMachine):
             return
         self.circuit.report(given, outcome, incident)
         if outcome is FAIL and incident is not None and token[0] == self.chapter:
-            if incident in self.told:
+            if incident in self.reported:
                 outcome = NEUTRAL
-            self.told.add(incident)
+            self.reported.add(incident)
         if self.state is BreakerState.PROBING and token == self.probe:
             self.probe = None
             if outcome is OK:

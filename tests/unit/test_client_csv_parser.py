@@ -36,7 +36,7 @@ def parse(data: bytes, cuts: list[int]) -> list[dict[str, str]]:
     end=st.sampled_from(["\n", "\r\n"]),
     bom=st.booleans(),
 )
-def test_rows_come_back_wherever_the_bytes_are_cut(
+def test_rows_are_the_same_for_any_split_of_the_bytes(
     table: list[list[str]], cuts: list[int], end: str, bom: bool
 ) -> None:
     header = [f"c{n}" for n in range(len(table[0]) if table else 1)]

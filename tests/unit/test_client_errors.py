@@ -1,4 +1,4 @@
-"""What errors of a call say, and what they never say."""
+"""The messages of a call's errors, and the secrets that they never contain."""
 
 import pytest
 from hypothesis import given
@@ -42,7 +42,7 @@ def test_each_status_has_its_class(status, kind):
     assert isinstance(error, SdkError)
 
 
-def test_an_error_says_what_was_called_how_often_and_what_was_answered():
+def test_an_error_names_the_call_its_attempts_and_the_answer():
     body = b'{"error": "ResourceNotFound", "detail": "Not found"}'
     error = answered(404, body, attempts=3, request_id="req-1")
     assert str(error) == (

@@ -1,4 +1,4 @@
-"""The parser of HTTP/1.1 answers: the same whatever way the bytes arrive, and no surprises."""
+"""The parser of HTTP/1.1 answers: the same result for any split of the bytes."""
 
 import pytest
 from hypothesis import given
@@ -18,7 +18,8 @@ VALUES = st.from_regex(rb"\A([!-~]([ -~]{0,30}[!-~])?)?\Z")
 
 @st.composite
 def answers(draw):
-    """Draw an answer's bytes, and what is in them: status, headers, body, whether it is kept."""
+    """Draw an answer's bytes, with its status, headers and body, and whether the connection is
+    kept."""
     status = draw(st.integers(200, 599))
     headers = draw(st.lists(st.tuples(NAMES, VALUES), max_size=5))
     body = b"" if status in (204, 304) else draw(st.binary(max_size=200))
@@ -101,7 +102,7 @@ SURPLUS = st.binary(min_size=1, max_size=50).filter(lambda data: data.strip(b"\r
 
 
 @given(answers(), SURPLUS)
-def test_what_follows_an_answer_ends_the_connection_and_changes_nothing(answer, surplus):
+def test_bytes_after_an_answer_end_the_connection_and_change_nothing(answer, surplus):
     data, expected = answer
     if not expected[3]:
         return
@@ -132,7 +133,7 @@ def test_chunked_is_read_in_any_spelling():
 
 
 @pytest.mark.parametrize("flood", [b"0\r\nX: ", b"0\r\nX: a\r\nX: ", b"1;", b"1\r\nb\r\n1;name="])
-def test_what_surrounds_a_body_is_bounded_as_a_head_is(flood):
+def test_chunk_extensions_and_trailers_are_bounded_like_a_head(flood):
     parse = AnswerParser(is_head=False)
     parse.feed(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n" + flood)
     parse.feed(b"x" * 65_536)

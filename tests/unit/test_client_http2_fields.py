@@ -1,4 +1,4 @@
-"""The encoder of HTTP/2's fields: whatever it looks up, the other side reads what was meant."""
+"""The encoder of HTTP/2's fields: the other side always decodes the original fields."""
 
 from hpack import Decoder, NeverIndexedHeaderTuple
 from hypothesis import given

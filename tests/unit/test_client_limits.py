@@ -189,7 +189,7 @@ def test_after_a_change_of_rate_the_order_stays_and_the_new_rate_is_kept(
             assert j - i + 1 <= allowed + 1e-6
 
 
-def test_a_place_that_is_waited_for_comes_nearer_or_goes_further_with_the_rate():
+def test_an_awaited_rate_slot_moves_with_the_rate():
     clock = Clock()
     limiter = RateLimiter(LimitPolicy(60, burst=1), clock=clock)
     places = [limiter.book() for _ in range(4)]
@@ -213,7 +213,7 @@ def test_an_incident_is_paid_for_once_and_the_next_one_only_later():
     assert [budget.withdraw(first) for _ in range(50)] == [1.0] + [0.0] * 49
     budget.refund(0.0)
     assert budget.balance == policy.reserve - 1
-    # What follows at once is an outage, and each retry costs.
+    # Further failures follow at once: that is an outage, and each retry costs.
     assert [budget.withdraw(second) for _ in range(50)] == [1.0] * 19 + [None] * 31
     clock.now += policy.incident_seconds
     assert [budget.withdraw(third) for _ in range(3)] == [1.0, 0.0, 0.0]

@@ -1,4 +1,4 @@
-"""Pages: what is read of an answer, and which page comes next."""
+"""Pages: reading an answer, and the number of the next page."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ def test_a_numbered_list_ends_with_its_last_page(number: int, max_page: int, ite
     ("items", "flag", "has_next"),
     [(1, True, True), (1, False, False), (0, True, False), (0, False, False), (1, None, False)],
 )
-def test_a_cursor_goes_on_while_it_says_so_and_has_records(
+def test_a_cursor_continues_while_its_flag_is_true_and_it_has_records(
     items: int, flag: object, has_next: bool
 ) -> None:
     document = {"items": [{}] * items, "pagination": {"has_next_page": flag}}

@@ -66,9 +66,7 @@ def test_the_bundled_version_has_the_form_that_its_header_knows():
     ("attempt_timeout", "max_retries", "seconds"),
     [(30, 3, 144), (1, 0, 120), (300, 10, 3380), (300, 10**9, 308 * 10**9 + 300)],
 )
-def test_the_total_time_that_nobody_set_cuts_no_attempt_short(
-    attempt_timeout, max_retries, seconds
-):
+def test_the_default_total_time_cuts_no_attempt_short(attempt_timeout, max_retries, seconds):
     plan = plan_of(Settings(access_token=TOKEN))
     assert plan.total_timeout is None
     assert (

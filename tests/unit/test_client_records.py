@@ -1,4 +1,4 @@
-"""Records lose nothing of what the upstream answered, and show nothing that is secret."""
+"""Records keep the whole answer of the upstream, and their repr shows no secret."""
 
 import copy
 import pickle
@@ -64,7 +64,7 @@ def test_times_of_the_model_are_aware_as_in_events() -> None:
     assert order.created_at == order["created_at"] == noon
     assert order.customer.created_at == noon.replace(hour=10, microsecond=500_000)
     assert order.modified_at is None
-    # What is no time, or belongs to the application, stays as it was sent.
+    # Invalid times, and fields of the application, stay as sent.
     assert order.customer.deleted_at == "soon"
     assert order.next_payment_attempt_at == "\ud83d"
     assert order.metadata.created_at == "2026-04-01T12:00:00Z"
@@ -90,7 +90,7 @@ def test_fields_named_like_methods_of_a_dict_are_fields() -> None:
     assert record["raw"] == 3
 
 
-def test_an_absent_field_says_what_was_meant() -> None:
+def test_an_absent_field_suggests_a_similar_name() -> None:
     record = Record({"total_amount": 1})
     with pytest.raises(AttributeError, match=r"'total_amont'; did you mean 'total_amount'\?"):
         record.total_amont  # noqa: B018 - reading it is the test
@@ -149,7 +149,7 @@ def test_a_name_that_neither_the_answer_nor_its_model_has_is_no_field() -> None:
     with pytest.raises(AttributeError, match="'trial_start'"):
         _ = order.trial_start  # of a subscription
     with pytest.raises(AttributeError, match="'amount'"):
-        _ = order.metadata.amount  # whoever filled it chose its names
+        _ = order.metadata.amount  # its author chose the names
     assert order.items[0].amount is None
     with pytest.raises(AttributeError):
         _ = order.items[0].customer

@@ -118,7 +118,7 @@ def test_writes_get_a_key_of_their_own_and_reads_none():
     assert idempotency_key("POST", given_one, new_key=lambda: next(keys)) == "mine"
 
 
-def test_a_key_makes_a_write_repeatable_only_where_the_upstream_looks_at_it():
+def test_a_key_makes_a_write_repeatable_only_if_the_upstream_honors_it():
     with_key = CallOptions(idempotency_key="mine")
     assert not may_execute_twice("POST", with_key, upstream_honours_keys=False)
     assert may_execute_twice("POST", NO_OPTIONS, upstream_honours_keys=True)

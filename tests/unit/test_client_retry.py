@@ -1,4 +1,4 @@
-"""What may be tried again, how late, and what Retry-After means."""
+"""Which calls may be retried, the waits before retries, and the meaning of Retry-After."""
 
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime

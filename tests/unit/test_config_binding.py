@@ -323,8 +323,8 @@ def test_a_secret_under_any_key_is_in_no_message_and_no_display(data: Any, secre
     result = bind(layers)
     found = check(result.settings)
     problems = (*result.problems, *result.warnings, *found.problems, *found.warnings)
-    told = [str(problem) for problem in problems]
-    assert not [text for text in told if secret in text]
+    reported = [str(problem) for problem in problems]
+    assert not [text for text in reported if secret in text]
     if setting.kind is Secret:
         rows = describe(result.settings, result.origins)
         assert secret not in f"{result.settings!r} {result.settings} {rows}"

@@ -1,4 +1,4 @@
-"""What people see of the settings: rows and JSON Schema."""
+"""The display of the settings: rows and JSON Schema."""
 
 import re
 from pathlib import Path

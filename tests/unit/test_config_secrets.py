@@ -159,7 +159,7 @@ def raw_public_key(seed: bytes) -> bytes:
     return Ed25519PrivateKey.from_private_bytes(seed).public_key().public_bytes_raw()
 
 
-#: Every encoding of a point of small order (RFC 7748, 7 tells why they are refused).
+#: Every encoding of a point of small order (RFC 7748, section 7, has the reason for refusing them).
 SMALL_ORDER = [
     bytes([1, *[0] * 31]),
     bytes(32),
@@ -177,8 +177,8 @@ SMALL_ORDER = [
 
 
 @given(st.binary(min_size=32, max_size=32))
-def test_a_public_key_is_told_apart_by_its_point(seed: bytes) -> None:
-    """What an independent library makes is a key; the curve's equation is its own, too."""
+def test_a_public_key_is_identified_by_its_point(seed: bytes) -> None:
+    """Compare keys with those of an independent library, which has its own curve arithmetic."""
     key = raw_public_key(seed)
     assert is_public_key(key)
     assert not is_forgeable(key)

@@ -16,7 +16,7 @@ from sdk_trio.events import DEFAULT_CATALOG
 from sdk_trio.webhooks.signed_request import SignedDelivery
 from sdk_trio.webhooks.simulator import PREFIX
 
-#: The specification is no part of the repository: a clone without it cannot be compared with it.
+#: The specification is outside the repository, so a clone alone cannot be compared with it.
 pytestmark = pytest.mark.may_skip
 
 SPECIFICATION = shared("spec.md")

@@ -1,4 +1,4 @@
-"""What the texts in settings must look like: what is taken means the same to whoever uses it."""
+"""The formats of texts in settings: an accepted text means the same to every part that uses it."""
 
 import ipaddress
 import os
@@ -103,7 +103,7 @@ def test_refused_values(form, text):
 @pytest.mark.parametrize(
     "text", ["planted", "whsec_planted/=", "http://u:planted@a b", "planted\n"]
 )
-def test_a_credential_in_the_place_of_its_name_is_not_quoted(form, text):
+def test_a_credential_instead_of_its_name_is_not_quoted(form, text):
     assert "planted" not in (check_form(form, text, development=False) or "")
 
 
@@ -124,7 +124,7 @@ def test_addresses_that_resemble_loopback_are_remote(url):
     assert not is_plain_loopback(url)
 
 
-# -- what is taken means the same to whoever uses it --------------------------------------------
+# -- an accepted text means the same to every part that uses it ----------------------------------
 
 # Names in ASCII alone: what else is a host differs between the IDNA of 2003 and that of 2008.
 hosts = st.text("abcA.-_:[]@/?#%\u2024 \\", max_size=20)

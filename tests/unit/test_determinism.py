@@ -47,7 +47,7 @@ ORDERLESS = {"all", "any", "frozenset", "len", "max", "min", "set", "sorted", "s
 #: Uses after which equal seeds are equal nevertheless: the module, the use, and the reason.
 ALLOWED = {
     ("sdk_trio.admin.feed", "order of self._listeners"): "each listener gets the same",
-    ("sdk_trio.base.foreign_errors", "id()"): "only tells whether an exception was seen",
+    ("sdk_trio.base.foreign_errors", "id()"): "only shows whether an exception was seen",
     ("sdk_trio.cli.run", "order of faulty"): "becomes a part of a set",
     ("sdk_trio.cli.shutdown", "select.select()"): "the process, before it runs anything",
     ("sdk_trio.cli.tenant_credentials", "order of set(tenant.credentials.sources)"): "counts them",

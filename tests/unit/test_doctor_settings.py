@@ -1,4 +1,5 @@
-"""What ``doctor`` finds in settings: HTTPS and proxies in each combination, mixed-up secrets."""
+"""The findings of ``doctor`` in settings: HTTPS and proxies in each combination, mixed-up
+secrets."""
 
 import pytest
 from support.deliveries import SECRET

@@ -1,4 +1,4 @@
-"""The data of an event, read by attributes and by brackets, as records of the client are."""
+"""The data of an event, read by attributes and by brackets, like records of the client."""
 
 import copy
 import pickle
@@ -28,7 +28,7 @@ def data(request):
     return event_of(plain_outline(BODY, Documents(rows))).data
 
 
-def test_fields_of_the_class_are_the_same_in_both_ways(data):
+def test_fields_of_the_class_are_the_same_by_attribute_and_bracket(data):
     assert isinstance(data, Order)
     assert data["id"] == data.id == "o1"
     assert data["total_amount"] == data.total_amount == 5
@@ -70,7 +70,7 @@ def test_an_unknown_name_is_an_error_with_the_closest_one(data, name):
         data["customer"]["newer"]
 
 
-def test_a_copy_and_one_that_was_made_by_hand_have_what_their_class_names(data):
+def test_copied_and_constructed_data_have_the_fields_of_their_class(data):
     for made in (copy.copy(data), pickle.loads(pickle.dumps(data)), Order(id="o1", total_amount=5)):
         assert made["total_amount"] == 5
         assert "total_amount" in made
@@ -81,7 +81,7 @@ def test_a_copy_and_one_that_was_made_by_hand_have_what_their_class_names(data):
     assert Payload()["id"] == ""
 
 
-def test_an_unknown_type_is_read_in_both_ways():
+def test_an_unknown_type_is_read_by_attribute_and_bracket():
     raw = b'{"type":"new.type","data":{"id":"x","amount":5}}'
     data = event_of(decode_envelope(raw), raw).data
     assert data.amount == data["amount"] == 5

@@ -1,4 +1,4 @@
-"""From bytes to events: hostile bodies, drift, and what is kept."""
+"""From bytes to events: hostile bodies, drift, and preserved data."""
 
 import copy
 import json
@@ -68,9 +68,9 @@ def decode(raw: bytes, **arguments: Any) -> tuple[Event[Any], list[Drift]]:
     for outline in outlines:
         if outline is not None:
             assert subject_of(outline) == subject_of(envelope)
-            again, told = decode_from(outline, raw, **arguments)
+            again, reported = decode_from(outline, raw, **arguments)
             assert type(again) is type(event)
-            assert (again, told) == (event, drifts)
+            assert (again, reported) == (event, drifts)
             assert getattr(again.data, "extra", None) == getattr(event.data, "extra", None)
     return event, drifts
 
@@ -233,7 +233,7 @@ def test_the_error_holds_nothing_of_the_body() -> None:
         assert caught.value.__suppress_context__
 
 
-def test_a_deep_body_is_an_event_wherever_the_caller_stands() -> None:
+def test_a_deep_body_is_an_event_at_any_stack_depth_of_the_caller() -> None:
     def descend(frames: int) -> None:
         if frames:
             return descend(frames - 1)
@@ -260,7 +260,8 @@ def test_a_caller_at_the_end_of_its_stack_gets_no_recursion_error() -> None:
         descend()
 
     def run() -> None:
-        # The last frames before the limit cannot call anything; what they raise is no verdict.
+        # The last frames before the recursion limit cannot call anything, so their errors do not
+        # count.
         with pytest.raises(RecursionError):
             descend()
 
@@ -512,7 +513,7 @@ def test_moments_beyond_the_calendar_do_not_raise(seconds: float) -> None:
     assert event.received_at.tzinfo is UTC
 
 
-def test_what_is_shown_of_an_event_holds_nothing_that_a_customer_entered() -> None:
+def test_the_repr_of_an_event_has_no_text_of_a_customer() -> None:
     event, _ = decode(sample_body("customer.created", now=NOW))
     assert event.data.email == "ada@example.com"
     assert "ada" not in repr(event)

@@ -1,4 +1,4 @@
-"""docs/reference/events.md names what the catalogue has, and its example runs."""
+"""docs/reference/events.md lists the whole catalogue, and its example runs."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The data classes against the upstream's own models: what it sends is what a handler can read.
+"""The data classes against the upstream's own models: a handler can read all data that it sends.
 
 The models are those of ``polar-sdk``, in every API version it has; nothing here is made from
 the classes under test.
@@ -88,7 +88,7 @@ def made_record(model: Any, dice: random.Random) -> dict[str, Any]:
     fields = [
         field
         for field in dataclasses.fields(model)
-        # What has a default may be left out.
+        # Fields with a default may be omitted.
         if field.default is dataclasses.MISSING or dice.random() < 0.7
     ]
     record = {field.name: made(hints[field.name], field.name, dice) for field in fields}
@@ -112,7 +112,7 @@ def decoded(document: dict[str, Any]) -> tuple[Event[Any], list[Drift]]:
 
 
 def same(found: Any, sent: Any, path: str) -> None:
-    """Compare what a handler sees with what was sent, member by member."""
+    """Compare the data that a handler gets with the sent data, member by member."""
     if isinstance(found, msgspec.Struct):
         assert isinstance(sent, dict), path
         for name, value in sent.items():
@@ -179,7 +179,7 @@ def test_upstream_samples_are_read_completely(wire_type: str, version: str) -> N
 def test_the_catalogue_has_every_type_of_the_upstream() -> None:
     missing = set(sent_types()) - {row.wire_type for row in DEFAULT_CATALOG}
     assert missing == set(), "declare them in sdk_trio/events/additional.py"
-    # What its models do not have yet may be declared, but is not counted.
+    # Fields that its models lack may be declared, but are not counted.
     assert {row.wire_type for row in DEFAULT_CATALOG.known} <= set(sent_types())
 
 
@@ -203,13 +203,13 @@ def test_a_sample_is_a_document_of_the_upstream(wire_type: str, version: str) ->
         # The SDK gives two lists of statuses the name Status and refuses its server's values.
         document["data"]["active_subscriptions"][0]["status"] = "granted"
     model = payload_classes(version)[wire_type]
-    # What the model does not know is lost on the way through it.
+    # A model drops unknown fields.
     lost = missing(document, through(model, document), "")
     assert [path for path in lost if not path.endswith(LOST_BY_THE_SDK)] == []
 
 
 def through(model: Any, document: dict[str, Any]) -> dict[str, Any]:
-    """What a model keeps of a document, read and written member by member.
+    """Return the part of a document that a model keeps, read and written member by member.
 
     Several models have the same type of data, for which the SDK then makes its reader once; for
     each whole model it would take a third of a second.

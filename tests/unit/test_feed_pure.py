@@ -58,19 +58,19 @@ def test_a_missing_number_holds_the_feed_until_it_cannot_come_any_more(sequences
 @given(st.permutations(range(1, 13)), st.data())
 def test_no_commit_is_skipped_in_any_order(order, data):
     """Numbers are taken in order and appear in any; looks happen between, and time passes."""
-    position, seen, told = 0, set(), []
+    position, seen, reported = 0, set(), []
     for count in range(len(order) + 1):
         seen = set(order[:count])
         if data.draw(st.booleans()):
             records = [arrived(each, 0.0) for each in sorted(seen) if each > position]
             reached = without_holes(position, records, 9.0)
-            told += [each.sequence for each in records if each.sequence <= reached]
+            reported += [each.sequence for each in records if each.sequence <= reached]
             position = reached
     records = [arrived(each, 0.0) for each in sorted(seen) if each > position]
-    told += [
+    reported += [
         each.sequence for each in records if each.sequence <= without_holes(position, records, 9)
     ]
-    assert told == list(range(1, 13))
+    assert reported == list(range(1, 13))
 
 
 def test_a_query_is_read_and_its_filter_applied():
@@ -105,7 +105,7 @@ def test_a_token_in_a_subprotocol_is_the_token_or_nothing(text):
 # -- charts, groups, ring ------------------------------------------------------------------------
 
 
-def test_a_step_is_the_difference_of_two_looks():
+def test_a_step_is_the_difference_of_two_polls():
     series, seconds = Series(), Histogram((0.1, 1.0))
 
     def samples(handled):

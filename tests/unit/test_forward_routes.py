@@ -1,4 +1,4 @@
-"""Routes: which events one takes, what follows an answer, and how they stand in the settings."""
+"""Routes: their events, the consequences of answers, and their settings."""
 
 import json
 
@@ -45,8 +45,8 @@ def test_the_first_route_that_matches_takes_an_event():
     assert match(routes, "order.paid") == 0
     assert match(routes, "order.refunded") == 1
     assert match(routes, "refund.created") == 1
-    assert match(routes, "a.type.that.nobody.knows") == 2
-    assert match(routes[:2], "a.type.that.nobody.knows") is None
+    assert match(routes, "an.unknown.type.name") == 2
+    assert match(routes[:2], "an.unknown.type.name") is None
 
 
 def test_globs_match_whole_types_and_case_counts():
@@ -239,7 +239,7 @@ def test_added_headers_may_be_credentials_and_are_never_shown():
     assert "planted" not in f"{found.settings} {describe(found.settings)}"
 
 
-def test_an_address_of_the_internet_is_refused_unless_a_route_says_so():
+def test_a_public_address_is_refused_unless_a_route_allows_it():
     public = "https://93.184.216.34/hooks"
     assert problems({"Url": public}) == ["Url"]
     assert problems({"Routes": [{"Url": public}]}) == ["Routes:0:Url"]

@@ -10,18 +10,18 @@ HASHES = st.integers(-(2**63), 2**63 - 1)
 
 
 @given(st.lists(HASHES), st.lists(HASHES))
-def test_what_was_added_may_be_held_for_ever(first, later):
+def test_added_keys_may_be_reported_forever(first, later):
     keys = KnownKeys()
     added = set()
     for hashed in (*first, *later):
-        # A key that was added is never new; one that is said to be new was not there.
+        # An added key is never reported as new; a key reported as new was not added.
         assert not (keys.add(hashed) and hashed in added)
         added.add(hashed)
     assert all(keys.may_hold(hashed) for hashed in added)
     assert keys.added <= len(added)
 
 
-def test_it_grows_and_keeps_what_it_had_and_is_rarely_wrong(monkeypatch):
+def test_it_grows_keeps_its_keys_and_is_rarely_wrong(monkeypatch):
     monkeypatch.setattr(known_keys_module, "FIRST_GENERATION", 256)
     keys = KnownKeys()
     hashes = [hash(f"msg_{number}") for number in range(20_000)]

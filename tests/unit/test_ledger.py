@@ -58,7 +58,8 @@ def test_a_pid_that_the_system_gives_to_a_later_process_is_another_process():
     numbered, deaths = by_process(lines, [(7, 1000), (8, 2500), (7, 4000)])
     assert deaths == {0: 1000, 1: 2500, 2: 4000}
     assert not kept(*numbered, states={"a": "done"}, deaths=deaths).broken
-    # By the pid alone, the first run of a would have ended with the second process of that pid.
+    # By the pid alone, the first run of a would have ended with the second process that had this
+    # pid.
     assert kept(*lines, states={"a": "done"}, deaths={7: 4000, 8: 2500}).overlapping == ["a"]
 
 

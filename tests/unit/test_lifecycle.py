@@ -95,7 +95,7 @@ def test_an_error_is_described_by_its_class_and_message():
     assert describe_error(group) == "ValueError: a; KeyError: 'b'"
 
 
-def test_a_handler_that_wants_asyncio_is_told_where_it_has_that():
+def test_a_handler_that_needs_asyncio_gets_a_pointer_to_it():
     with pytest.raises(RuntimeError) as caught:
         asyncio.get_running_loop()
     assert "asyncio=True runs a handler on the application's loop" in describe_error(caught.value)
@@ -104,7 +104,7 @@ def test_a_handler_that_wants_asyncio_is_told_where_it_has_that():
 @given(st.text(max_size=5000))
 @example("x" * 5000)
 @example("\udcff" * 2000)
-def test_the_description_is_never_longer_than_what_is_kept(text):
+def test_the_description_is_never_longer_than_its_limit(text):
     described = describe_error(ValueError(text))
     assert len(described) <= MAX_ERROR_LENGTH
     nested = ExceptionGroup("many", [ValueError(text)] * 5)
@@ -134,7 +134,7 @@ def test_an_event_that_ends_the_process_runs_a_bounded_number_of_times(ends, att
         assert dead.recorded
     else:
         assert dead is None
-        assert must_run_alone(ends, attempts=attempts, max_attempts=most), "else nobody is named"
+        assert must_run_alone(ends, attempts=attempts, max_attempts=most), "else no event is named"
 
 
 @given(attempts=st.integers(0, 40), most=st.integers(1, 20), alone=st.booleans())
@@ -152,7 +152,7 @@ def test_the_worst_number_of_runs_of_one_that_always_ends_the_process(most, crow
         isolated = must_run_alone(ends, attempts=attempts, max_attempts=most)
         runs += 1
         if runs == 1 and not counted:
-            continue  # it ended before its start was synced: nobody knows of it
+            continue  # it ended before its start was synced: it is unknown
         attempts += 1
         ends += 1
         alone = isolated or not crowd

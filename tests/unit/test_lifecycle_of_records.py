@@ -86,7 +86,7 @@ def test_an_order_older_than_the_memory_of_the_inbox_is_uncertain():
         {"modified_at": "yesterday"},
     ],
 )
-def test_what_did_not_change_in_the_gap_is_left_out(fields):
+def test_records_unchanged_in_the_gap_are_omitted(fields):
     assert change("orders", **fields) is None
 
 
@@ -184,7 +184,7 @@ def test_whether_the_inbox_holds_a_state(event, holds):
         ("order.refunded", held(None, type="order.paid"), False),
     ],
 )
-def test_what_supersedes_a_waiting_event(event_type, event, superseded):
+def test_events_that_supersede_a_waiting_event(event_type, event, superseded):
     found = superseded_by([event], "mine", event_type, NOW)
     assert (found is not None) is superseded
 

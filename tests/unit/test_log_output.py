@@ -1,4 +1,4 @@
-"""The way of lines to a reader that is slow, hangs, or is gone; what is dropped, and what never."""
+"""Writing lines to a reader that is slow, hangs, or is gone, and which lines are dropped."""
 
 import fcntl
 import io
@@ -24,21 +24,21 @@ from sdk_trio.base.log_output import WRITE_BYTES, LogOutput, dropped_in_all
 NET = 30.0
 
 
-def told(dropped):
+def dropped_line(dropped):
     return f"dropped {json.dumps(dict(sorted(dropped.items())))}\n"
 
 
 class Pipe:
-    """A pipe of one page whose reader reads when the test says so."""
+    """A pipe of one page that the test reads on request."""
 
     def __init__(self, **options):
         self.read_end, self.write_end = os.pipe()
         fcntl.fcntl(self.write_end, fcntl.F_SETPIPE_SZ, 4096)
         self.stream = os.fdopen(self.write_end, "w")
-        self.output = LogOutput(self.stream, told, **options)
+        self.output = LogOutput(self.stream, dropped_line, **options)
 
     def fill(self):
-        """Write Infos until one has to wait; return what was written."""
+        """Write Infos until one has to wait; return the written lines."""
         lines = []
         while not self.output._size:
             lines.append(f"fill {len(lines)} {'x' * 100}\n")
@@ -49,8 +49,9 @@ class Pipe:
         """Read until nothing is left to be written."""
         found = b""
         while True:
-            # In this order: what leaves the buffer after the first look is found by the second.
-            # With the lock: the thread takes the number of dropped lines and makes a line of it.
+            # In this order: lines that leave the buffer after the first check are found by the
+            # second. With the lock: the thread takes the number of dropped lines and makes a line
+            # of it.
             with self.output._lock:
                 over = not self.output._size and not self.output._dropped
             if select.select([self.read_end], [], [], 0.0 if over else 0.001)[0]:
@@ -72,7 +73,7 @@ def pipe():
     found.close()
 
 
-def test_a_reader_that_hangs_holds_up_nobody_and_gets_all_lines_in_their_order(pipe):
+def test_a_hanging_reader_delays_no_task_and_gets_all_lines_in_order(pipe):
     lines = pipe.fill()
     lines += [f"later {number}\n" for number in range(20)]
     for line in lines[-20:]:
@@ -93,7 +94,7 @@ def test_lines_that_do_not_fit_are_dropped_and_counted(pipe):
     assert kept == lines[: len(kept)]
     missing = len(lines) - len(kept)
     assert missing > 50
-    assert found[-1] == told({"info": missing})
+    assert found[-1] == dropped_line({"info": missing})
     assert dropped_in_all["info"] - before == missing
 
 
@@ -143,10 +144,10 @@ def test_flush_waits_for_a_reader_and_not_forever(pipe):
 def test_a_closed_pipe_is_not_an_error():
     read_end, write_end = os.pipe()
     with os.fdopen(write_end, "w") as stream:
-        output = LogOutput(stream, told)
+        output = LogOutput(stream, dropped_line)
         os.close(read_end)
         for _ in range(3):
-            output.write(logging.ERROR, "nobody\n")
+            output.write(logging.ERROR, "no one\n")
         wait_until(lambda: output._failing)
         assert not output.flush(NET)
         output.close()
@@ -163,7 +164,7 @@ def test_a_disk_that_was_full_gets_what_waited(tmp_path, monkeypatch):
         return write(descriptor, data)
 
     with (tmp_path / "log").open("w") as stream:
-        output = LogOutput(stream, told)
+        output = LogOutput(stream, dropped_line)
         monkeypatch.setattr(os, "write", no_space)
         output.write(logging.ERROR, "first\n")
         output.write(logging.INFO, "second\n")
@@ -183,7 +184,7 @@ def test_the_descriptor_of_others_stays_one_that_blocks(pipe):
 def test_a_socket_such_as_the_journals_does_not_block():
     reader, writer = socket.socketpair()
     with reader, writer.makefile("w") as stream, writer:
-        output = LogOutput(stream, told)
+        output = LogOutput(stream, dropped_line)
         count = 0
         while not output._size:
             output.write(logging.INFO, f"{count} {'x' * 1000}\n")
@@ -201,7 +202,7 @@ def test_a_socket_such_as_the_journals_does_not_block():
 def test_a_terminal_that_is_stopped_does_not_block():
     master, slave = pty.openpty()
     with os.fdopen(slave, "w") as stream:
-        output = LogOutput(stream, told)
+        output = LogOutput(stream, dropped_line)
         termios.tcflow(slave, termios.TCOOFF)  # as ^S does
         output.write(logging.INFO, "stopped\n")
         assert not output.flush(0.01)
@@ -212,7 +213,7 @@ def test_a_terminal_that_is_stopped_does_not_block():
     os.close(master)
 
 
-def test_where_nothing_else_works_a_thread_writes(monkeypatch):
+def test_if_nothing_else_works_a_thread_writes(monkeypatch):
     monkeypatch.setattr(log_output.sys, "platform", "another")
     pipe = Pipe()
     lines = [f"{number} {'x' * 100}\n" for number in range(100)]
@@ -237,7 +238,7 @@ def test_a_pipe_of_another_user_is_written_to_by_a_thread(monkeypatch):
 def test_lines_of_a_turn_leave_together_and_a_warning_takes_them_along(tmp_path):
     file = tmp_path / "log"
     with file.open("w") as stream:
-        output = LogOutput(stream, told)
+        output = LogOutput(stream, dropped_line)
         output.begin_batching()
         output.write(logging.INFO, "one\n")
         assert file.read_text() == ""
@@ -261,7 +262,7 @@ def test_lines_of_a_turn_leave_together_and_a_warning_takes_them_along(tmp_path)
 
 def test_a_stream_without_a_descriptor_that_fails_is_counted():
     stream = io.StringIO()
-    output = LogOutput(stream, told)
+    output = LogOutput(stream, dropped_line)
     output.write(logging.INFO, "a line\n")
     assert stream.getvalue() == "a line\n"
     stream.close()
@@ -341,7 +342,7 @@ def let_the_thread_wait():
         asleep = asleep + 1 if state.rpartition(")")[2].split()[0] == "S" else 0
 
 reading, writing = os.pipe()
-told, telling = os.pipe()
+read_end, write_end = os.pipe()
 fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
 logs.configure(format="Json", stream=os.fdopen(writing, "w"))
 log = logs.get_logger("webhooks")
@@ -356,10 +357,10 @@ if child == 0:
     try:
         let_the_thread_wait()
     finally:
-        os.write(telling, b".")
+        os.write(write_end, b".")
     output.flush(30)
     os._exit(0)
-os.read(told, 1)
+os.read(read_end, 1)
 found = b""
 ended = False
 # The bytes may be read before the thread has counted them as written.
@@ -403,13 +404,13 @@ def test_the_end_of_a_program_waits_for_its_lines(end):
     with subprocess.Popen(
         [sys.executable, "-c", EXIT.format(end=end)], stderr=subprocess.PIPE, text=True
     ) as process:
-        # The traceback leaves in pieces of its own, and lines come between them.
+        # The traceback is written in pieces, and other lines may come between them.
         lines = [line[line.index("{") :] for line in process.stderr if "{" in line]
     assert [json.loads(line)["number"] for line in lines] == list(range(3000))
 
 
 class Lines(RuleBasedStateMachine):
-    """Any sequence of lines and reads: their order is kept, and all that is missing is told."""
+    """Any sequence of lines and reads: their order is kept, and all missing lines are counted."""
 
     @initialize()
     def begin(self):
@@ -460,7 +461,7 @@ def test_a_turn_of_many_lines_is_one_write_to_a_file(tmp_path, monkeypatch):
     written = os.write
     line = "x" * 199 + "\n"
     with (tmp_path / "log").open("w") as stream:
-        output = LogOutput(stream, told)
+        output = LogOutput(stream, dropped_line)
         output.begin_batching()
         monkeypatch.setattr(os, "write", write)
         for _ in range(100):

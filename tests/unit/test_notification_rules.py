@@ -1,4 +1,4 @@
-"""What start-up remarks on in the settings of notifications."""
+"""Warnings of the start about the settings of notifications."""
 
 import json
 import re
@@ -101,9 +101,7 @@ def test_an_empty_text_is_a_problem_of_a_channel_that_is_on(field, channel):
 
 
 @pytest.mark.parametrize(("field", "channel"), TEXTS)
-def test_a_text_that_nobody_is_sent_is_not_looked_at_and_a_webhook_s_payload_has_all(
-    field, channel
-):
+def test_an_unsent_text_is_not_checked_and_a_webhooks_payload_is_complete(field, channel):
     changes = {f"EnabledChannels__{channel}": False, f"Templates__Deleted__{field}": "{Word}"}
     assert len(findings(**changes).problems) == 1
     assert findings(**changes, EnabledChannels__Webhook=False).problems == ()
@@ -132,7 +130,7 @@ def test_a_url_of_the_webhook_may_have_a_query(url):
         ("http://example.com/in?sig=1", "HTTPS"),
     ],
 )
-def test_what_a_url_of_the_webhook_may_not_have(url, wrong):
+def test_parts_that_a_webhook_url_must_not_have(url, wrong):
     (problem,) = map(str, findings(Webhook__Url=url).problems)
     assert wrong in problem
     assert "sig" not in problem

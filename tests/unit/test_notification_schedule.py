@@ -68,7 +68,7 @@ def test_every_outcome_has_an_ending(
         assert ending.provider_id == outcome.provider_id
 
 
-def test_what_is_cut_off_is_repeated_only_where_that_can_be_told() -> None:
+def test_an_interrupted_send_is_repeated_only_where_repetition_is_detectable() -> None:
     assert interrupted(repeatable=False, reason="x", now=NOW).state is NotificationState.UNKNOWN
     assert interrupted(repeatable=True, reason="x", now=NOW).next_attempt_at == NOW
 

@@ -74,7 +74,7 @@ def template(text):
 
 
 def visible(page):
-    """What a reader of the HTML sees."""
+    """Return the text that a reader of the HTML sees."""
     return html.unescape(re.sub(r"<[^>]*>", "", page))
 
 
@@ -231,7 +231,7 @@ def test_rendering_is_one_pass(name, reason):
 
 
 @given(texts)
-def test_what_is_called_unknown_is_what_stays(text):
+def test_unknown_placeholders_stay_in_the_text(text):
     for word in unknown_placeholders(text):
         assert f"{{{word}}}" in text
         assert word not in PLACEHOLDERS

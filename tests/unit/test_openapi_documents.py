@@ -1,6 +1,6 @@
 """The checked-in OpenAPI documents against the code that they describe: its routes and types.
 
-What the servers answer is tried in tests/integration/test_openapi.py.
+tests/integration/test_openapi.py tests the answers of the servers.
 """
 
 import ast
@@ -129,13 +129,13 @@ def test_every_address_in_the_code_is_documented():
         and not node.value.endswith("/")
     }
     documented = {path.removesuffix("/{webhook_id}") for path in ADMIN["paths"]}
-    # The first is where all that needs the token begins.
+    # The first one is the prefix of all routes that need the token.
     assert written - {"/api", "/replay", "/trigger"} <= documented, REMEDY
     assert app.REPLAY in documented
 
 
 @pytest.mark.parametrize("document", [ADMIN, document_of(webhooks)], ids=["admin", "webhooks"])
-def test_what_a_document_refers_to_is_in_it_and_used(document):
+def test_all_references_of_a_document_exist_and_are_used(document):
     text = json.dumps(document)
     shared = {
         f"#/components/{kind}/{name}"

@@ -29,7 +29,7 @@ def test_every_folder_with_pages_has_a_heading():
     assert folders == {*HEADINGS, "adr"}
 
 
-def test_each_page_stands_in_a_line_of_its_own_that_fits_a_screen():
+def test_each_page_has_its_own_line_that_fits_a_screen():
     lines = [line for line in INDEX.splitlines() if line.startswith("- ")]
     assert [line for line in lines if line.count(".md)") != 1 or len(line) > 150] == []
 

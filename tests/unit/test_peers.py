@@ -63,18 +63,18 @@ class TestDirectPeers:
         assert origin(*lines, peer=ATTACKER, scheme="https") == RequestOrigin(ATTACKER, secure=True)
 
     def test_by_default_no_peer_is_trusted_not_even_this_machine(self) -> None:
-        nobody = TrustedProxies([])
+        none_trusted = TrustedProxies([])
         for peer in ("127.0.0.1", "::1", None, ""):
-            assert origin(xff(CLIENT), proto("https"), peer=peer, proxies=nobody) == RequestOrigin(
-                peer or None, secure=False
-            )
+            assert origin(
+                xff(CLIENT), proto("https"), peer=peer, proxies=none_trusted
+            ) == RequestOrigin(peer or None, secure=False)
 
 
 class TestXForwarded:
     @pytest.mark.parametrize(
         ("senders", "protocols", "expected"),
         [
-            # One trusted proxy: its own entry is the last one; what stands before was sent to it.
+            # One trusted proxy: its own entry is the last one; it received the earlier ones.
             (CLIENT, "https", RequestOrigin(CLIENT, True)),
             (CLIENT, "HTTPS", RequestOrigin(CLIENT, True)),
             (CLIENT, "http", RequestOrigin(CLIENT, False)),
@@ -89,7 +89,7 @@ class TestXForwarded:
             (f"{CLIENT}, {INNER}", "https", RequestOrigin(CLIENT, True)),
             (f"{CLIENT}, {INNER}", "http", RequestOrigin(CLIENT, False)),
             (f"{ATTACKER}, {CLIENT}, {INNER}", "https, http, http", RequestOrigin(CLIENT, False)),
-            # Three proxies and two entries: nobody knows which of them added which.
+            # Three proxies and two entries: it is unknown which proxy added which entry.
             (f"{CLIENT}, {INNER}, 10.0.0.3", "https, http", RequestOrigin(CLIENT, False)),
             (f"{CLIENT}, {INNER}, 10.0.0.3", "https, https", RequestOrigin(CLIENT, True)),
             # A sender inside the trusted network.
@@ -260,7 +260,7 @@ class TestBothFamilies:
             [xff(CLIENT), forwarded("proto=https")],
         ],
     )
-    def test_what_one_family_alone_says_may_be_the_sender_s_own(self, lines: Lines) -> None:
+    def test_headers_of_only_one_family_may_be_the_sender_s_own(self, lines: Lines) -> None:
         """A proxy that sets one header of the three passes the sender's others on."""
         assert origin(*lines) == RequestOrigin(EDGE, False)
 
@@ -317,7 +317,7 @@ class TestAnyHeaders:
             assert found == RequestOrigin(peer, secure=False)
 
     @given(values, values, values)
-    def test_what_an_attacker_sends_through_a_proxy_that_appends_changes_nothing(
+    def test_an_attacker_s_headers_through_an_appending_proxy_change_nothing(
         self, senders: str, protocols: str, elements: str
     ) -> None:
         found = origin(
@@ -329,7 +329,7 @@ class TestAnyHeaders:
 
 
 class TestAllowedSources:
-    def test_without_ranges_everybody_may(self) -> None:
+    def test_without_ranges_every_address_is_allowed(self) -> None:
         for address in (CLIENT, None, "testclient"):
             assert AllowedSources([]).allows(address)
 

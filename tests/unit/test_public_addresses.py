@@ -138,7 +138,7 @@ def test_this_machine_and_private_networks_are_internal(address):
         *("64:ff9b::a9fe:a9fe", "2002:a9fe:a9fe::1", "fd20:ce::254", "8.8.8.8", "no address"),
     ],
 )
-def test_where_clouds_serve_credentials_is_not_internal(address):
+def test_addresses_where_clouds_serve_credentials_are_not_internal(address):
     assert not is_internal(address)
 
 

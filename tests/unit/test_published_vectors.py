@@ -2,8 +2,8 @@
 
 Each row names the file and the test that it comes from. Standard Webhooks is
 standard-webhooks/standard-webhooks, Svix svix/svix-webhooks (headers renamed), Polar
-polarsource/polar, Stripe stripe/stripe-python (the cases that do not depend on its own header).
-A row that those libraries judge otherwise says why.
+polarsource/polar, Stripe stripe/stripe-python (the cases that do not depend on its own header). A
+row that those libraries judge differently has the reason.
 """
 
 import base64

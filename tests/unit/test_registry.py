@@ -1,4 +1,4 @@
-"""Registering handlers: what is accepted, what is refused and how."""
+"""Registering handlers: accepted ones, refused ones, and the errors."""
 
 import functools
 import inspect
@@ -246,7 +246,7 @@ def test_a_handler_whose_handle_core_is_synchronous_is_refused():
         bound(Synchronous)
 
 
-def test_a_decorator_around_handle_core_is_nobodys_business():
+def test_a_decorator_around_handle_core_is_allowed():
     def decorated(function):
         @functools.wraps(function)
         def wrapper(*arguments):
@@ -565,7 +565,7 @@ def test_a_factory_that_ends_programs_is_refused_as_any_that_fails():
 
 
 @pytest.mark.parametrize(
-    ("policy", "told"),
+    ("policy", "reported"),
     [
         ({"max_attempts": 0}, "max_attempts=0 is no whole number from 1 to 1000"),
         ({"max_attempts": True}, "max_attempts=True"),
@@ -583,12 +583,12 @@ def test_a_factory_that_ends_programs_is_refused_as_any_that_fails():
         ({"enqueue": False, "timeout": 10}, "from 0.01 to 9, as the sender waits 10 seconds"),
     ],
 )
-def test_a_policy_that_cannot_be_kept_is_refused_at_the_users_line(policy, told):
+def test_a_policy_that_cannot_be_kept_is_refused_at_the_users_line(policy, reported):
     handlers = HandlerRegistry()
     line = inspect.currentframe().f_lineno + 2
     with pytest.raises(HandlerRegistrationError) as refused:
         handlers.register(OrderPaidEvent, Grant, **{"enqueue": True, **policy})
-    assert told in str(refused.value)
+    assert reported in str(refused.value)
     assert str(refused.value).startswith(f"{__file__}:{line}: ")
     assert refused.value.exit_code == EXIT_CONFIGURATION
 

@@ -1,4 +1,4 @@
-"""What probes say of replication: never a reason to turn deliveries away, never silently well."""
+"""Probes and replication: it never makes the process unready, and its faults are never hidden."""
 
 import attrs
 import pytest
@@ -34,7 +34,7 @@ def health(state):
         (Overseen(health(HealthState.DISABLED)), False),
     ],
 )
-def test_a_replica_that_is_not_in_step_is_worth_a_look_and_no_more(overseen, degraded):
+def test_a_lagging_replica_is_a_warning_only(overseen, degraded):
     check = check_replication(overseen)
     assert (check.name, check.ok, check.degraded) == ("replication", True, degraded)
     assert check.detail

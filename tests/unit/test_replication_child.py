@@ -1,4 +1,4 @@
-"""What is decided about the replicator's process: restarts, its log lines, what its socket says."""
+"""Decisions about the replicator's process: restarts, its log lines, answers of its socket."""
 
 import json
 
@@ -74,7 +74,7 @@ def test_another_setting_or_target_needs_a_restart():
     slower = msgspec.structs.replace(OPTIONS, sync_interval_seconds=9)
     for changed in (other, slower):
         assert change(plan(FILES[:1]), plan(FILES, changed), changed) is None
-    # What is registered is synced each second, whatever the configuration says.
+    # A registered database is synced each second, regardless of the configuration.
     assert change(plan(FILES[:1], slower), plan(FILES, slower), slower) is None
     assert change(plan(FILES, slower), plan(FILES[:1], slower), slower).added == {}
 
@@ -114,7 +114,7 @@ def test_an_entry_that_is_not_of_the_options_needs_a_restart():
         ),
     ],
 )
-def test_what_an_address_cannot_hold_needs_a_restart(kind, keys, url):
+def test_settings_that_an_address_cannot_express_need_a_restart(kind, keys, url):
     options = ReplicationOptions(replica_target_type=kind, **keys)
     found = change(plan(FILES[:2], options), plan(FILES, options), options)
     assert (found.added if found else None) == ({"/t/c.db": url} if url else None)

@@ -19,7 +19,7 @@ def test_the_first_of_a_burst_opens_the_window_and_the_others_do_not_move_it() -
     assert not debounce.take(100)
 
 
-def test_what_failed_is_due_later_and_no_later_than_a_new_change() -> None:
+def test_a_failed_change_is_due_later_but_no_later_than_a_new_one() -> None:
     debounce = Debounce(2)
     debounce.postpone(10, 30)
     assert not debounce.take(39)

@@ -1,4 +1,4 @@
-"""How replication stands, judged from what the replicator reports."""
+"""The health of replication, judged by the replicator's reports."""
 
 import pytest
 from hypothesis import strategies as st
@@ -48,7 +48,7 @@ def test_the_lag_is_what_is_older_than_the_sync_interval(last, state, lag):
     assert health.databases[0].lag_seconds == (None if lag is None else pytest.approx(lag))
 
 
-def test_a_count_of_syncs_that_stands_still_is_lag_whatever_the_socket_reports():
+def test_a_constant_count_of_syncs_is_lag_whatever_the_socket_reports():
     history = SyncHistory()
 
     def judged_at(now, syncs):
@@ -102,7 +102,7 @@ def test_a_restarted_replicator_s_silence_is_no_lag_from_nowhere():
     assert (after.state, after.lag_seconds) == (HealthState.HEALTHY, 6.0)
     judge((), [], history, RULES, now=1003.0)
     again = judge(PATHS[:1], [reported(PATHS[0], None)], history, RULES, now=1004.0)
-    assert again.state is HealthState.DEGRADED, "a database that came back starts anew"
+    assert again.state is HealthState.DEGRADED, "a database that returned starts over"
 
 
 def test_a_new_tenant_is_given_time_and_is_not_healthy():
@@ -176,7 +176,7 @@ def test_a_target_that_does_not_answer_is_degraded_and_the_lag_of_what_waits_gro
     assert found.state is HealthState.DEGRADED
 
 
-def test_who_was_not_looked_at_yet_and_who_is_gone_are_told_apart():
+def test_unchecked_and_missing_databases_are_distinguished():
     book = LagBook()
     book.note({PATHS[0]: DatabaseMetrics(5, 1)}, 1000.0)
     found = by_replicas(book, known=PATHS[:1])
@@ -199,7 +199,7 @@ def test_the_samples_of_a_check():
 
 
 class Fleet(RuleBasedStateMachine):
-    """A replicator that syncs, restarts and vanishes, against a model of what is known of it."""
+    """A replicator that syncs, restarts and vanishes, against a model of the observations."""
 
     def __init__(self):
         super().__init__()
@@ -239,7 +239,7 @@ class Fleet(RuleBasedStateMachine):
         self.wanted ^= {path}
 
     @rule()
-    def somebody_looks(self):
+    def observe(self):
         listed = [reported(p, at) for p, at in self.listed.items()] if self.up else None
         self.health = judge(self.wanted, listed, self.history, RULES, now=self.now)
         self.known = {p: at for p, at in self.known.items() if p in self.wanted}

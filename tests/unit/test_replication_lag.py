@@ -1,4 +1,4 @@
-"""How far a replica is behind, by what the replicator has read and the target holds."""
+"""The lag of a replica, by the replicator's reads and the content of the target."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,7 +40,7 @@ def test_a_snapshot_is_as_old_as_what_it_holds():
     assert newest_position([]) == ReplicaPosition(0, None)
 
 
-def test_what_is_in_step_and_was_not_written_is_not_asked_for_again():
+def test_databases_in_step_and_unwritten_are_not_queried_again():
     book = LagBook()
     metrics = {path: DatabaseMetrics(5, 1) for path in (A, B, C)}
     book.note(metrics, 10.0)
@@ -65,7 +65,7 @@ def test_a_replicator_that_reads_nothing_any_more_falls_behind():
     assert book.delay(A, 70.0, unanswered=False) == 50
 
 
-def test_one_look_does_not_show_that_the_replicator_goes_on_reading():
+def test_one_observation_does_not_show_that_the_replicator_keeps_reading():
     book = LagBook()
     stuck = {A: DatabaseMetrics(5, 7)}
     book.note(stuck, 10.0)
@@ -88,7 +88,7 @@ def test_a_replicator_that_was_restarted_and_reads_nothing_is_not_in_step():
     assert book.delay(A, 50.0, unanswered=False) == 30
 
 
-def test_what_no_survey_reaches_any_more_gets_older():
+def test_databases_that_no_survey_reaches_get_older():
     book = LagBook(fresh_seconds=60.0)
     book.note({A: DatabaseMetrics(4, 6)}, 9.0)
     book.note({A: DatabaseMetrics(5, 7)}, 10.0)
@@ -98,7 +98,7 @@ def test_what_no_survey_reaches_any_more_gets_older():
 
 
 class Replicating(RuleBasedStateMachine):
-    """One database that is written, read and uploaded, against what is said of it."""
+    """One database that is written, read and uploaded, against the reported lag."""
 
     def __init__(self):
         super().__init__()
@@ -129,7 +129,7 @@ class Replicating(RuleBasedStateMachine):
         self.held = min(self.held + 1, len(self.read))
 
     @rule(keeps_what_waits=st.booleans())
-    def somebody_looks(self, keeps_what_waits):
+    def observe(self, keeps_what_waits):
         self.book.note({A: DatabaseMetrics(len(self.read), self.syncs)}, self.now)
         if self.book.due([A], 1):
             waiting = self.read[self.held : self.held + 1]

@@ -1,4 +1,4 @@
-"""The replicator's configuration: what it says of each target, whatever the values hold."""
+"""The replicator's configuration: its content for each target, for any values."""
 
 import re
 from typing import Any
@@ -208,7 +208,7 @@ def test_no_tenant_is_an_empty_list() -> None:
 
 
 @pytest.mark.parametrize("target", list(ReplicaTargetType))
-def test_a_large_fleet_is_compacted_less_often_where_each_look_is_a_request(
+def test_a_large_fleet_is_compacted_less_often_where_each_listing_is_a_request(
     target: ReplicaTargetType,
 ) -> None:
     options = ReplicationOptions(replica_target_type=target)

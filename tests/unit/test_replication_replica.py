@@ -1,4 +1,4 @@
-"""What can be restored from a replica's files, and what is remembered of verifications."""
+"""The states that a replica's files can restore, and the stored results of verifications."""
 
 import json
 
@@ -84,7 +84,7 @@ def result(tenant_id, problem=None):
     return Verification(tenant_id=tenant_id, identifier=tenant_id, verified_at=1.0, problem=problem)
 
 
-def test_a_run_tells_how_many_replicas_it_has_verified():
+def test_a_run_counts_the_replicas_it_has_verified():
     skipped = attrs.evolve(result("c"), skipped="it has no database yet")
     state = VerificationState().after_run([result("a"), result("b", "it lags"), skipped], now=1.0)
     assert state.verified == 1
@@ -92,8 +92,8 @@ def test_a_run_tells_how_many_replicas_it_has_verified():
     assert state.after_run([], now=2.0).verified == 0
     assert state_from_text('{"ran_at": 1.0}').verified is None
     # Its failure was put right, and shown to be: that is one replica, and not "nothing to verify".
-    mended = state.after_run([result("a", "it lags")], now=2.0).after_one(result("a"))
-    assert (mended.failed, mended.verified) == ({}, 1)
+    repaired = state.after_run([result("a", "it lags")], now=2.0).after_one(result("a"))
+    assert (repaired.failed, repaired.verified) == ({}, 1)
     assert state.after_run([], now=2.0).after_one(result("new")).verified == 1
     assert state.after_run([], now=2.0).after_one(skipped).verified == 0
 
@@ -104,7 +104,7 @@ def test_only_a_run_without_failures_counts_as_good():
     assert state.age(130.0) == 30.0
     state = state.after_run([result("a"), result("b", "it lags")], now=200.0)
     assert (state.ran_at, state.verified_at, state.failed) == (200.0, 100.0, {"b": "it lags"})
-    # One tenant alone takes its failure back, but says nothing of the others.
+    # Verifying one tenant clears its failure, and has no effect on the others.
     state = state.after_one(result("b"))
     assert (state.ran_at, state.verified_at, state.failed) == (200.0, 100.0, {})
     assert state.after_one(result("a", "damaged")).failed == {"a": "damaged"}
@@ -126,13 +126,13 @@ def test_a_replica_that_begins_later_than_it_did_is_reported_until_that_is_accep
     found = state.compared(refilled, retention=DAY)
     assert "points in time are lost" in found.problem
     assert "1970-01-01 00:16:40Z" in found.problem
-    # As often as it is looked at, and not hidden by another problem in between.
+    # At each verification, and not hidden by another problem in between.
     state = state.after_run([found], now=6000.0).after_one(result("a", "it lags"))
     assert state.compared(refilled, retention=DAY).problem is not None
     assert state.verified_at is None
     state = state.after_run([refilled], now=7000.0, accept_loss=True)
     assert state.compared(refilled, retention=DAY).ok
-    # Once it is older than what is kept, it may go.
+    # Once it is older than the retention, it may be dropped.
     later = reaching(2 * DAY, 2 * DAY, now=2 * DAY)
     assert state.compared(later, retention=DAY).ok
     assert not state.compared(later, retention=3 * DAY).ok
@@ -179,7 +179,7 @@ def test_never_verified_has_no_age_and_a_clock_set_back_gives_none_below_zero():
     marks=st.dictionaries(st.text(), st.floats(0, 1e11), max_size=5),
     verified=st.none() | st.integers(0, 10**6),
 )
-def test_what_is_remembered_survives_the_store(ran, good, failed, marks, verified):
+def test_the_stored_state_is_read_back_unchanged(ran, good, failed, marks, verified):
     state = VerificationState(ran, good, failed, marks, verified)
     assert state_from_text(state.to_text()) == state
 

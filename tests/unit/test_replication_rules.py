@@ -1,4 +1,4 @@
-"""What the validator says of replication, and that it says nothing while it is off."""
+"""The findings of the validator about replication; none while it is off."""
 
 from typing import Any
 
@@ -41,7 +41,7 @@ WRITTEN = [
 
 
 def found(target: str = "LocalDisk", on: bool = True, **changes: Any) -> Findings:
-    """What is said of a target whose options are valid, but for the changes."""
+    """Return the findings about a target with valid options, except for the changes."""
     keys = {f"{REPLICATION}:{target}:{name}": value for name, value in ON[target].items()}
     keys |= {f"{REPLICATION}:UseReplication": on, f"{REPLICATION}:ReplicaTargetType": target}
     keys |= {name.replace("__", ":"): value for name, value in changes.items()}

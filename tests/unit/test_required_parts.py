@@ -1,4 +1,4 @@
-"""SDK_TEST_REQUIRE_ALL: what a test skips for want of a part fails, wherever it is skipped."""
+"""SDK_TEST_REQUIRE_ALL: a test that is skipped because a part is missing fails."""
 
 import subprocess
 import sys

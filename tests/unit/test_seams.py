@@ -134,7 +134,7 @@ async def test_a_replaced_opener_opens_everything_until_the_end_of_the_block(tmp
     assert file.stat().st_mode & 0o777 == 0o600
 
 
-#: What only ``sdk_trio.base`` may do: the calls, and the module that does them for all others.
+#: Calls that only ``sdk_trio.base`` may make, and its module that makes them.
 SEAMS = {
     "clock": {
         "time.time",
@@ -207,7 +207,7 @@ def _named(tree):
     called = {
         node.func
         for node in ast.walk(tree)
-        # A socket that is made of a descriptor was opened by somebody else.
+        # A socket made from a descriptor was opened elsewhere.
         if isinstance(node, ast.Call) and not any(each.arg == "fileno" for each in node.keywords)
     }
     for node in ast.walk(tree):

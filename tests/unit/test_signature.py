@@ -229,7 +229,7 @@ class TestHostileHeaders:
             parse_signature_header(b"v1,x " * 32 + GOOD)
 
     @pytest.mark.parametrize("filler", [b"v1,x ", b"v2,x ", b"v1 ", b"v999z,x "])
-    def test_entries_of_every_kind_count_wherever_they_stand(self, filler: bytes) -> None:
+    def test_entries_of_every_kind_count_at_any_position(self, filler: bytes) -> None:
         for header in (filler * 40 + GOOD, GOOD + b" " + filler * 40):
             with pytest.raises(VerificationError, match="more than 32 entries"):
                 parse_signature_header(header)
@@ -286,7 +286,7 @@ class TestKeyring:
         assert keyring(SECRET).match(ID, TIMESTAMP, BODY, [mislabelled]) is None
 
     @pytest.mark.parametrize("version", [b"v0", b"v1", b"v1b", b"v2", b"V1a", b""])
-    def test_so_it_does_for_ed25519(self, version: bytes) -> None:
+    def test_the_same_holds_for_ed25519(self, version: bytes) -> None:
         (entry,) = parse_signature_header(ED25519_SIGNATURE.encode())
         assert keyring(PUBLIC_KEY).match(ID, TIMESTAMP, BODY, [entry]) is not None
         mislabelled = SignatureEntry(version, entry.value)
@@ -312,7 +312,7 @@ class TestKeyring:
 
     @pytest.fixture
     def compared(self, monkeypatch: pytest.MonkeyPatch) -> list[tuple[bytes, bytes]]:
-        """What was compared with what."""
+        """The pairs of compared values."""
         pairs: list[tuple[bytes, bytes]] = []
 
         def recording(one: bytes, other: bytes) -> bool:
@@ -440,7 +440,7 @@ class TestHostileSecrets:
             keyring("", SECRET, "whsec_")
         assert len(caught.value.problems) == 2
 
-    def test_what_is_not_base64_fails_under_standard_and_is_utf8_alone_under_auto(self) -> None:
+    def test_text_that_is_not_base64_fails_under_standard_and_is_utf8_under_auto(self) -> None:
         text = "whsec_not*base64*but*long*enough"
         with pytest.raises(OptionsValidationError, match="not base64"):
             keyring(text, derivation=KeyDerivation.STANDARD)

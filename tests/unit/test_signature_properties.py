@@ -175,7 +175,7 @@ near_keys = st.one_of(ids, tenants, st.sampled_from(["x", "x-1", "1700000000", "
 
 
 @given(webhook_id=near_keys, signer=st.one_of(st.just(""), tenants), timestamp=timestamps)
-def test_what_is_signed_for_a_gateway_names_one_sender_one_id_and_one_time(
+def test_a_gateway_s_signature_covers_one_sender_one_id_and_one_time(
     webhook_id: str, signer: str, timestamp: int
 ) -> None:
     """Both can be taken apart again, so no two deliveries have the same id or the same bytes."""

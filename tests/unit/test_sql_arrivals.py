@@ -1,4 +1,4 @@
-"""Arrivals in SQLite: found by key, id and tenant, whatever was added, assigned and removed."""
+"""Arrivals in SQLite: found by key, id and tenant after any additions, assignments and removals."""
 
 from itertools import count
 
@@ -57,7 +57,7 @@ class Arrivals(RuleBasedStateMachine):
         self.tx = new_store()
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(arrivals, "INDEX_EVERY", 4)
-        # As if so many had come and gone: the next ones are the last of their segment.
+        # As after many removed arrivals: the next ones are the last of their segment.
         self.last = SEGMENT - 6
         self.tx.run("UPDATE tally SET number = :n WHERE name <> 'indexed'", n=self.last)
         self.kept: dict[str, tuple[int, NewDelivery]] = {}
@@ -67,9 +67,9 @@ class Arrivals(RuleBasedStateMachine):
         self.patch.undo()
         self.tx.connection.close()
 
-    @rule(told=WEBHOOKS)
-    def add(self, told: list[tuple[str, str, str | None, str | None]]) -> None:
-        new = [delivery(*each, at=float(next(self.clock))) for each in told]
+    @rule(incoming=WEBHOOKS)
+    def add(self, incoming: list[tuple[str, str, str | None, str | None]]) -> None:
+        new = [delivery(*each, at=float(next(self.clock))) for each in incoming]
         fresh = [each for each in new if each.key not in self.kept]
         added = add(self.tx, new)
         assert [each for each, number in zip(new, added, strict=True) if number] == fresh
@@ -79,10 +79,10 @@ class Arrivals(RuleBasedStateMachine):
                 self.last = number
                 self.kept[each.key] = (number, each)
 
-    @rule(told=WEBHOOKS)
-    def add_and_roll_back(self, told: list[tuple[str, str, str | None, str | None]]) -> None:
+    @rule(incoming=WEBHOOKS)
+    def add_and_roll_back(self, incoming: list[tuple[str, str, str | None, str | None]]) -> None:
         self.tx.connection.execute("SAVEPOINT batch")
-        add(self.tx, [delivery(*each, at=1.0) for each in told])
+        add(self.tx, [delivery(*each, at=1.0) for each in incoming])
         self.tx.connection.execute("ROLLBACK TO batch; RELEASE batch")
 
     @rule(chosen=NUMBERS)
@@ -99,18 +99,18 @@ class Arrivals(RuleBasedStateMachine):
         assigned = arrivals.assign(self.tx, [self.kept[key][0] for key in keys], tenant)
         assert assigned == len(without)
         for key in without:
-            sequence, told = self.kept[key]
+            sequence, incoming = self.kept[key]
             self.kept[key] = (
                 sequence,
                 NewDelivery(
-                    told.webhook_id,
-                    told.type,
-                    told.raw,
-                    told.timestamp,
-                    told.received_at,
-                    told.subject,
+                    incoming.webhook_id,
+                    incoming.type,
+                    incoming.raw,
+                    incoming.timestamp,
+                    incoming.received_at,
+                    incoming.subject,
                     tenant_id=tenant,
-                    signer=told.signer,
+                    signer=incoming.signer,
                 ),
             )
 
@@ -125,20 +125,24 @@ class Arrivals(RuleBasedStateMachine):
     @invariant()
     def each_id_is_found_with_all_its_signers(self) -> None:
         for id_ in IDS:
-            expected = [number for number, told in self.kept.values() if told.webhook_id == id_]
+            expected = [
+                number for number, incoming in self.kept.values() if incoming.webhook_id == id_
+            ]
             assert sorted(arrivals.of_id(self.tx, id_)) == expected
 
     @invariant()
     def each_tenant_is_found_with_all_its_deliveries(self) -> None:
         for tenant in ("acme", "bolt", "cora"):
-            expected = [number for number, told in self.kept.values() if told.tenant_id == tenant]
+            expected = [
+                number for number, incoming in self.kept.values() if incoming.tenant_id == tenant
+            ]
             after, found = 0, []
             while some := reads.of_tenant(self.tx, tenant, after=after, limit=2):
                 found += some
                 after = some[-1]
             assert found == expected
             assert reads.holdings(self.tx, tenant)["deliveries"] == len(expected)
-        named = {told.tenant_id for _, told in self.kept.values()} - {None}
+        named = {incoming.tenant_id for _, incoming in self.kept.values()} - {None}
         assert set(reads.unowned(self.tx)) == named
 
     @invariant()
@@ -150,11 +154,11 @@ class Arrivals(RuleBasedStateMachine):
     def the_index_has_what_is_there_and_nothing_else(self) -> None:
         indexed = value(self.tx, "SELECT number FROM tally WHERE name = 'indexed'")
         terms = set()
-        for number, told in self.kept.values():
+        for number, incoming in self.kept.values():
             if number <= indexed:
-                mine = {f"k{told.key}", f"t{told.type[:INDEXED_CHARACTERS]}"}
-                mine |= {f"n{told.tenant_id}"} if told.tenant_id else set()
-                mine |= {f"s{told.subject[:INDEXED_CHARACTERS]}"} if told.subject else set()
+                mine = {f"k{incoming.key}", f"t{incoming.type[:INDEXED_CHARACTERS]}"}
+                mine |= {f"n{incoming.tenant_id}"} if incoming.tenant_id else set()
+                mine |= {f"s{incoming.subject[:INDEXED_CHARACTERS]}"} if incoming.subject else set()
                 terms |= {(number >> SEGMENT_BITS, term, number) for term in mine}
         assert set(self.tx.all("SELECT segment, term, sequence FROM lookup")) == terms
         fresh = [number for number, _ in self.kept.values() if number > indexed]
@@ -166,10 +170,10 @@ class Arrivals(RuleBasedStateMachine):
             n: (a, b) for n, a, b in self.tx.all("SELECT number, first_at, last_at FROM segment")
         }
         indexed = value(self.tx, "SELECT number FROM tally WHERE name = 'indexed'")
-        for number, told in self.kept.values():
+        for number, incoming in self.kept.values():
             if number <= indexed:
                 first, last = spans[number >> SEGMENT_BITS]
-                assert first <= told.received_at <= last
+                assert first <= incoming.received_at <= last
 
 
 TestArrivals = Arrivals.TestCase
@@ -180,12 +184,12 @@ def test_thousands_are_found_on_both_sides_of_each_border() -> None:
     tx, kept = new_store(), dict[str, int]()
     tx.run("UPDATE tally SET number = :n WHERE name <> 'indexed'", n=SEGMENT - 3 * INDEX_EVERY)
     for first in range(0, 6 * INDEX_EVERY, 100):
-        told = [
+        incoming = [
             delivery(f"m{n}", "", "acme" if n % 3 else None, None, float(n))
             for n in range(first, first + 100)
         ]
-        added = add(tx, told)
-        kept |= {each.key: number for each, number in zip(told, added, strict=True) if number}
+        added = add(tx, incoming)
+        kept |= {each.key: number for each, number in zip(incoming, added, strict=True) if number}
         assert arrivals.find(tx, list(kept)) == kept
     gone = [key for place, key in enumerate(kept) if place % 7 < 5]
     for first in range(0, len(gone), 50):
@@ -203,10 +207,10 @@ def test_a_key_is_found_by_a_few_steps_of_each_segment() -> None:
     for size in (2 * INDEX_EVERY, 20 * INDEX_EVERY):
         tx = new_store()
         for first in range(0, size, 128):
-            told = [delivery(f"m{n}", "", None, None, 1.0) for n in range(first, first + 128)]
-            add(tx, told, surely_new=True)
+            incoming = [delivery(f"m{n}", "", None, None, 1.0) for n in range(first, first + 128)]
+            add(tx, incoming, surely_new=True)
         arrivals.find(tx, ["m7"])
-        found[size] = steps_of(tx, lambda tx=tx: arrivals.find(tx, ["m7", "nobody"]))
+        found[size] = steps_of(tx, lambda tx=tx: arrivals.find(tx, ["m7", "unknown"]))
         gone = list(range(1, 51))
         found[-size] = steps_of(tx, lambda tx=tx, gone=gone: arrivals.remove(tx, gone))
     assert found[20 * INDEX_EVERY] <= found[2 * INDEX_EVERY] + 20

@@ -49,7 +49,7 @@ def test_every_standing_has_an_answer_and_only_new_and_requeued_write(rulings) -
         assert writes == (ruling.change is not Change.NOTHING)
 
 
-def test_attempts_go_on_after_a_failed_run_and_start_anew_after_replay_like_ends() -> None:
+def test_attempts_continue_after_a_failed_run_and_start_over_after_a_replay() -> None:
     assert CLAIMING[ExistingState.DEAD].change is Change.UPDATE
     assert ACCEPTING[ExistingState.DEAD].change is Change.RESTART
     assert CLAIMING[ExistingState.PARKED].change is Change.QUEUE

@@ -57,7 +57,7 @@ def test_a_current_file_is_left_alone() -> None:
         (12345, VERSION, "CREATE TABLE bookmarks (url)"),
     ],
 )
-def test_what_another_program_wrote_is_refused(
+def test_a_database_of_another_program_is_refused(
     application_id: int, version: int, before: str
 ) -> None:
     with pytest.raises(StoreVersionError, match=r"/data/inbox.db.*another program.*Storage:Path"):
@@ -75,7 +75,7 @@ def test_a_file_that_was_moved_to_postgresql_is_refused_with_what_to_do() -> Non
 
 
 def test_both_engines_get_the_same_columns() -> None:
-    """But for their types: no statement names one that only one engine has."""
+    """Except for their types: no statement names a type that only one engine has."""
 
     def columns(dialect: Dialect) -> dict[str, list[str]]:
         found = {}

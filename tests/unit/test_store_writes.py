@@ -74,8 +74,8 @@ def delivery(key: str, now: float, raw: bytes = b"{}", tenant: str | None = None
     return NewDelivery(key, "order.paid", raw, int(now), now, tenant_id=tenant)
 
 
-def accept(tx: SqliteTransaction, told: NewDelivery, token: int | None = None) -> Any:
-    ((admitted, _),) = deliveries.accept_all(tx, HERE, [Arriving(told, token)])
+def accept(tx: SqliteTransaction, incoming: NewDelivery, token: int | None = None) -> Any:
+    ((admitted, _),) = deliveries.accept_all(tx, HERE, [Arriving(incoming, token)])
     return admitted
 
 
@@ -132,7 +132,8 @@ class Writes(RuleBasedStateMachine):
             return
         free = before["lease_owner"] in (None, terms.owner)
         assert free or before["lease_until"] <= self.now
-        # Begun with this lease already: the start is repeated, since nobody heard of its commit.
+        # Begun with this lease already: the start is repeated, because its commit was not
+        # confirmed.
         again = before["state"] == "running" and before["lease_token"] == token
         assert after["attempts"] == before["attempts"] + (not again)
 
@@ -282,7 +283,7 @@ class Writes(RuleBasedStateMachine):
         assert value(self.tx, both) == value(self.tx, neither) == 0
 
     @invariant()
-    def only_what_is_to_be_retried_has_a_time(self) -> None:
+    def only_retried_events_have_a_time(self) -> None:
         for row in self.rows():
             assert row["next_attempt_at"] is None or row["state"] == "retrying"
 
@@ -392,7 +393,7 @@ def claim(tx: SqliteTransaction, terms: LeaseTerms, now: float) -> leases.Claime
 
 @pytest.mark.parametrize("outcome", OUTCOMES, ids=str)
 def test_an_outcome_with_a_stale_token_changes_nothing(outcome: Outcome) -> None:
-    """The run was taken over by the same owner: nothing but the token tells the two apart."""
+    """The run was taken over by the same owner: only the token distinguishes the two."""
     tx = new_store()
     accept(tx, delivery("a", 1000.0))
     stale = claim(tx, HERE, 1001.0).leases["a"]
@@ -425,7 +426,7 @@ def test_an_expired_lease_is_claimed_again() -> None:
     assert reads.counts(tx)[DeliveryState.DONE] == 1
 
 
-def test_of_a_lane_an_earlier_one_that_is_put_back_waits_for_the_later_one_alone() -> None:
+def test_a_replayed_earlier_event_of_a_lane_waits_only_for_the_later_one() -> None:
     tx = new_store()
     for key in ("a", "b"):
         accept(tx, NewDelivery(key, "t", b"{}", 1, 1.0, "s", True))
@@ -453,7 +454,7 @@ def test_a_start_is_waited_for_once_a_process_that_may_have_begun_it_is_gone() -
     deliveries.start_all(tx, HERE, [RunStart(fails.sequence, fails.token, 1001.0)])
     deliveries.finish(tx, HERE, fails, Retry(1002.0, "E"), 1001.5)
     assert claim(tx, HERE, 1003.0).due.unbegun == set(), "a later run"
-    # The other process ends: what it held may have run without a trace.
+    # The other process ends: its events may have run without a trace.
     assert leases.recover(tx, HERE, dead=None) == 1
     claimed = claim(tx, HERE, 1004.0)
     assert (set(claimed.leases), claimed.due.unbegun) == ({"began"}, set())
@@ -473,16 +474,17 @@ def test_a_shared_store_without_a_clock_takes_away_expired_leases_only() -> None
 
 
 def steps_of_a_poll(blocked: int, kept: int) -> int:
-    """The steps of a poll beside so many deliveries that wait in lanes, or are dead or done."""
+    """Return the steps of a poll beside ``rows`` deliveries that wait in lanes, or are dead or
+    done."""
     tx, now = new_store(), 1000.0
     add_done(tx, [delivery(f"done-{number}", 1.0) for number in range(kept)])
     for number in range(kept):
         deliveries.park(tx, HERE, delivery(f"parked-{number}", 1.0), None)
-    told = [
+    incoming = [
         NewDelivery(f"k{number}", "order.paid", b"{}", 7, now, f"s{number % 4}", True)
         for number in range(blocked)
     ]
-    deliveries.accept_all(tx, HERE, [Arriving(each, None) for each in told])
+    deliveries.accept_all(tx, HERE, [Arriving(each, None) for each in incoming])
     held: dict[str, Lease] = {}
     while True:
         claimed = leases.claim_due(tx, HERE, leases.Place(), limit=100, now=now, overdue=True)
@@ -508,12 +510,12 @@ def test_a_poll_for_the_next_of_a_lane_does_not_read_the_backlog() -> None:
 
 def test_polls_one_after_the_other_reach_the_first_of_every_lane() -> None:
     tx, now, number = new_store(), 1000.0, 2 * leases.LANES + 7
-    told = [
+    incoming = [
         NewDelivery(f"k{place:04}", "order.paid", b"{}", 7, now, f"s{place % number}", True)
         for place in range(2 * number)
     ]
-    told.insert(number, delivery("unordered", now))
-    deliveries.accept_all(tx, HERE, [Arriving(each, None) for each in told])
+    incoming.insert(number, delivery("unordered", now))
+    deliveries.accept_all(tx, HERE, [Arriving(each, None) for each in incoming])
     place, taken, polls = leases.Place(), list[str](), 0
     while True:
         claimed = leases.claim_due(tx, HERE, place, limit=1000, now=now, overdue=True)
@@ -526,11 +528,11 @@ def test_polls_one_after_the_other_reach_the_first_of_every_lane() -> None:
     assert (place, polls) == (leases.Place(), 3), "the next poll begins with the first lane"
 
 
-def test_a_poll_reads_nothing_of_what_is_done_or_kept() -> None:
+def test_a_poll_reads_no_done_or_parked_rows() -> None:
     assert steps_of_a_poll(8, 2000) <= steps_of_a_poll(8, 20) + 50
 
 
-def test_a_known_delivery_is_admitted_by_what_stands_in_either_table() -> None:
+def test_a_known_delivery_is_admitted_by_the_rows_of_either_table() -> None:
     tx = new_store()
     add_done(tx, [delivery("done", 1000.0)])
     assert accept(tx, delivery("done", 1002.0)).admission is Admission.DONE

@@ -1,4 +1,4 @@
-"""Tenants as CSV: whatever they are called, they come back as they were."""
+"""Tenants as CSV: any names survive an export and import unchanged."""
 
 import csv
 import io
@@ -44,7 +44,7 @@ tenants = st.builds(
 
 
 @given(tenants, st.booleans())
-def test_what_is_exported_is_imported_unchanged_and_is_no_formula(
+def test_exported_tenants_are_imported_unchanged_and_contain_no_formula(
     tenant: Tenant, mark: bool
 ) -> None:
     assert check_name(tenant.name) == tenant.name

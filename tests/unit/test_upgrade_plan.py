@@ -1,4 +1,4 @@
-"""The upgrade's plan: which tenant, which steps, and where a run goes on."""
+"""The upgrade's plan: the tenant, the steps, and the position at which a run continues."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""The verdict on deliveries: what passes, what does not, and what the operator is told."""
+"""The verdict on deliveries: what passes, what does not, and what the operator reads in the log."""
 
 import base64
 import math
@@ -59,7 +59,7 @@ def cause(judged: Accepted | Rejected) -> Cause | None:
 
 class TestPlacesThatAreKnown:
     @pytest.mark.parametrize("turn", range(5))
-    def test_headers_that_came_once_are_found_wherever_they_stand(self, turn: int) -> None:
+    def test_single_headers_are_found_at_any_position(self, turn: int) -> None:
         headers = [*signed(), (b"x", b"y")]
         headers = headers[turn:] + headers[:turn]
         places = signed_positions(headers)
@@ -68,7 +68,7 @@ class TestPlacesThatAreKnown:
         assert values == signed()[1:]
 
     @pytest.mark.parametrize("name", [b"webhook-id", b"webhook-timestamp", b"webhook-signature"])
-    def test_one_that_came_twice_or_not_at_all_has_no_place(self, name: bytes) -> None:
+    def test_a_repeated_or_missing_header_is_not_found(self, name: bytes) -> None:
         others = [header for header in signed() if header[0] != name]
         assert signed_positions(others) is None
         assert signed_positions([*signed(), (name, b"x")]) is None
@@ -90,7 +90,7 @@ class TestPlacesThatAreKnown:
 
 
 class TestAccepted:
-    def test_says_what_was_signed_and_with_which_secret(self) -> None:
+    def test_it_returns_the_signed_content_and_the_secret(self) -> None:
         assert verdict(signed()) == Accepted(ID, NOW, 0, KeyDerivation.STANDARD)
 
     @pytest.mark.parametrize(

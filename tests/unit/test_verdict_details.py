@@ -1,4 +1,4 @@
-"""What the operator is told, word for word: causes in the log, and the sentences beside them."""
+"""The exact words for operators: causes in the log, and the sentences beside them."""
 
 import base64
 import re
@@ -176,8 +176,8 @@ def test_milliseconds_are_pointed_out(timestamp: bytes, milliseconds: bool) -> N
     ],
 )  # fmt: skip
 def test_the_age_is_reported(age: float, tolerance: int, cause: str, detail: str) -> None:
-    told = rejected(headers(), now=NOW + age, tolerance=tolerance)
-    assert told == (cause, f"webhook-timestamp is {detail}")
+    rejection = rejected(headers(), now=NOW + age, tolerance=tolerance)
+    assert rejection == (cause, f"webhook-timestamp is {detail}")
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ tolerances = st.sampled_from([0, 1, 5, 300, 3600])
 
 @attrs.frozen
 class Entry:
-    """One entry: what it looks like, and the secret and key that made it, if that is genuine."""
+    """One entry: its text, and the secret and key that made it if it is genuine."""
 
     text: bytes
     secret: str | None = None
@@ -219,7 +219,7 @@ def test_a_genuine_entry_counts_at_every_place_of_a_list_that_is_not_too_long(
     others=st.integers(0, 6),
     data=st.data(),
 )
-def test_four_different_ed25519_entries_are_not_too_many_whatever_stands_beside_them(
+def test_four_different_ed25519_entries_are_allowed_beside_any_others(
     different: int, repeated: int, others: int, data: st.DataObject
 ) -> None:
     good = genuine(PUBLIC[0], False, b"msg_1", b"%d" % NOW, BODY).text
@@ -357,7 +357,7 @@ cases = st.sampled_from([bytes.lower, bytes.title, bytes.upper, bytes.swapcase])
     noise=st.lists(st.tuples(st.binary(max_size=20), st.binary(max_size=5)), max_size=3),
     data=st.data(),
 )
-def test_a_repeated_id_or_timestamp_is_refused_wherever_the_genuine_one_stands(
+def test_a_repeated_id_or_timestamp_is_refused_in_any_order(
     repeated: bytes,
     other: bytes | None,
     spellings: tuple,
@@ -376,7 +376,7 @@ def test_a_repeated_id_or_timestamp_is_refused_wherever_the_genuine_one_stands(
     assert isinstance(verdict, Rejected)
     assert verdict.cause is Cause.REPEATED_HEADER
     assert repeated.decode() in verdict.detail
-    # Without the repetition it is what it was.
+    # Without the repetition it is unchanged.
     single = [pair for pair in headers if pair is not spelled[-1]]
     assert isinstance(judged(single, BODY, ring), Accepted)
 
@@ -391,7 +391,7 @@ def genuine_text(webhook_id: bytes, timestamp: bytes) -> bytes:
     renamed=st.sampled_from([None, (b"webhook-", b"svix-"), (b"-", b"_"), (b"webhook-", b"x-")]),
     data=st.data(),
 )
-def test_every_missing_header_is_named_with_what_stands_in_its_place(
+def test_every_missing_header_is_named_with_a_renamed_one(
     kept: list[bytes],
     spelling: type[bytes],
     renamed: tuple[bytes, bytes] | None,
@@ -439,7 +439,7 @@ def test_no_bit_of_a_genuine_delivery_can_be_changed(
     changed = bytearray(parts[part])
     changed[position] ^= 1 << bit
     parts[part] = bytes(changed)
-    # A tolerance that no changed bit leaves: the signature alone has to notice.
+    # A tolerance that a changed bit cannot exceed: only the signature can detect it.
     verdict = judged(
         list(zip(NAMES, parts, strict=False)), parts[3], ring, tolerance_seconds=10**12
     )

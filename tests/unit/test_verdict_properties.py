@@ -1,4 +1,4 @@
-"""Whatever is sent, the verdict is Accepted or Rejected, and only the signed bytes are accepted."""
+"""For any request the verdict is Accepted or Rejected, and only the signed bytes are accepted."""
 
 from collections.abc import Iterator
 
@@ -57,7 +57,7 @@ def test_three_arbitrary_values_are_rejected(
     noise=st.lists(st.tuples(st.binary(max_size=9), st.binary(max_size=9)), max_size=5),
     data=st.data(),
 )
-def test_what_was_signed_is_accepted_within_the_tolerance(
+def test_signed_deliveries_are_accepted_within_the_tolerance(
     secret: int,
     derivation: KeyDerivation,
     webhook_id: str,
@@ -96,5 +96,5 @@ def test_any_flipped_bit_is_rejected(part: bytes, derivation: KeyDerivation) -> 
             sent = {**genuine, part: value}
             raw = sent.pop(b"body")
             delivery = Delivery(list(sent.items()), raw, NOW)
-            # A tolerance that no flipped bit leaves: here the signature alone has to notice.
+            # A tolerance that a flipped bit cannot exceed: only the signature can detect it.
             assert isinstance(verify_delivery(delivery, RING, tolerance_seconds=10**12), Rejected)

@@ -1,4 +1,4 @@
-// Conditions that an operator has to know about: which are open, and who was told.
+// Conditions that an operator has to know about: the open ones, and who was notified.
 
 import { Loaded, State, When, html, useData } from "../parts.js";
 

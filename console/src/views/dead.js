@@ -1,4 +1,4 @@
-// Dead letters by type and error, put back together: first counted, then confirmed.
+// Dead letters by type and error, and their replay together: first counted, then confirmed.
 
 import { useRef, useState } from "preact/hooks";
 import { post } from "../api.js";
@@ -7,7 +7,7 @@ import { Act, Dialog, Failure, Loaded, Said, When, html, useAct, useData } from 
 import { address } from "../route.js";
 
 export function Dead({ overview }) {
-  // A delivery that is dead when the feed first tells of it does not change any more.
+  // A delivery that is dead when the feed first reports it does not change any more.
   const dead = useData("api/dead", { kinds: ["delivery", "changed"], about: ({ kind, event }) => kind === "changed" || event.state === "dead" });
   const [chosen, setChosen] = useState(null);
   const [said, say] = useState("");
@@ -25,9 +25,9 @@ export function Dead({ overview }) {
     ${chosen && html`<${Bulk} choice=${chosen} onClose=${(text) => { setChosen(null); if (text) { say(text); dead.again(); } }} />`}`;
 }
 
-// The program counts what the choice fits and gives a confirmation for exactly these, and for nothing
-// that arrives or dies later. It puts back a thousand at a time: one may stop in between, and after an
-// error go on from there.
+// The program counts the matching dead letters and returns a confirmation for exactly these, not
+// for later ones. It replays a thousand at a time: a person may stop in between, or continue after
+// an error.
 function Bulk({ choice, onClose }) {
   const [trial, setTrial] = useState(null);
   const [error, setError] = useState(null);

@@ -1,4 +1,4 @@
-// The list of deliveries: filtered in the address, live at its top, and as long as the store.
+// The list of deliveries: filtered by the address, live at its top, and as long as the store.
 
 import { useCallback, useEffect, useRef, useState } from "preact/hooks";
 import { page } from "../api.js";
@@ -9,10 +9,10 @@ import { address, cameFrom, go, refine } from "../route.js";
 const STATES = ["received", "running", "retrying", "done", "dead", "parked"];
 const ROW = 40;
 const PAGE = 200;
-// Pages whose rows are kept; those farther away are read again when one comes back to them.
+// The number of pages whose rows are kept; others are read again when they are scrolled to.
 const KEPT = 8;
-// Firefox draws no element above 17.8 million pixels, Chromium none above 33.5: rows below would never
-// come into sight. A scroll bar of another scale would jump over rows, and no one reads so many.
+// Firefox draws no element above 17.8 million pixels, Chromium none above 33.5: rows below would
+// never become visible. A scaled scroll bar would skip rows, and no one reads so many.
 const MOST = 400_000;
 
 export function Deliveries({ filter, overview }) {
@@ -33,7 +33,7 @@ export function Deliveries({ filter, overview }) {
     <${Rows} key=${JSON.stringify(filter)} filter=${filter} />`;
 }
 
-// The browser tells of each digit of a year: 2 of 2026 is the year 2, and not meant.
+// The browser reports each typed digit of a year: the 2 of 2026 would be the year 2.
 function Moment({ label, value, onChange }) {
   const turn = (text) => (text === "" || text >= "1970") && onChange(text && String(new Date(text).getTime() / 1000));
   return html`<${Field} label=${label} type="datetime-local" value=${localMinute(value)} onChange=${turn} />`;
@@ -43,8 +43,8 @@ function Moment({ label, value, onChange }) {
 function usePages(filter) {
   const [{ pages, end }, setList] = useState({ pages: [], end: false });
   const [error, setError] = useState(null);
-  // The pages that are on their way. When the list begins anew, so does this set: what was asked for
-  // the list before would leave a gap in this one.
+  // The pages that are being read. A new list gets a new set: a page read for the earlier list
+  // would leave a gap in this one.
   const reading = useRef(new Set());
   const read = useCallback(async (index, before, take) => {
     const mine = reading.current;
@@ -61,8 +61,8 @@ function usePages(filter) {
       mine.delete(index);
     }
   }, []);
-  // Begins anew with the newest ones, if they are still `wanted` when they are here. An answer that is
-  // on its way may be of before the last change: one more question follows it.
+  // Starts over with the newest rows, if they are still `wanted` when they arrive. An answer that
+  // is being read may be older than the last change, so another read follows it.
   const next = useRef(null);
   const renew = useCallback(async (wanted = () => true) => {
     next.current = wanted;
@@ -85,7 +85,7 @@ function usePages(filter) {
   return { pages, end, error, load, renew, goOn: () => (pages.length ? setError(null) : renew()) };
 }
 
-// Where a delivery stands in the list; -1 where its row is not here.
+// The index of a delivery in the list; -1 if its row is not loaded.
 function placeOf(pages, key) {
   let start = 0;
   for (const { rows, length } of pages) {
@@ -117,7 +117,7 @@ function Rows({ filter }) {
     sized.observe(box.current);
     return () => sized.disconnect();
   }, []);
-  // At the top, new rows come in; who reads farther down keeps the rows in their places.
+  // New rows appear only while the list is scrolled to its top; otherwise the rows stay in place.
   const stays = () => box.current?.scrollTop < ROW || setFresh(true);
   useChanges(["delivery", "changed"], () => stays() && renew(stays));
   const total = pages.reduce((sum, each) => sum + each.length, 0);
@@ -134,7 +134,7 @@ function Rows({ filter }) {
     start += each.length;
   });
   useEffect(() => {
-    // What fails would fail again at once.
+    // A failed read would fail again at once.
     if (error) return;
     for (const [index, before] of missing) load(index, before);
     const rows = pages.at(-1)?.rows;
@@ -150,7 +150,7 @@ function Rows({ filter }) {
     const [above, below] = [next * ROW, (next + 1) * ROW - height];
     if (box.current.scrollTop > above) box.current.scrollTop = above;
     if (box.current.scrollTop < below) box.current.scrollTop = below;
-    // A row that is not here yet is chosen by the next press.
+    // A row that is not loaded yet is chosen by the next key press.
     const row = rowAt(pages, next);
     if (row) setChosen(row.key);
   };
@@ -163,7 +163,7 @@ function Rows({ filter }) {
     } else if (event.key === "Enter" && place >= 0) go("deliveries", chosen);
   };
   const began = pages.length > 0;
-  // The way back from a delivery leads to its row.
+  // The link back from a delivery leads to its row.
   useEffect(() => { if (place > 0) choose(place); }, [began]);
   const said = rowAt(pages, place);
   const sum = end ? "" : total < MOST ? " read, more below" : " read. Browsers draw no longer list: narrow it, such as with Until, to see older ones.";

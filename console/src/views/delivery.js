@@ -1,4 +1,4 @@
-// One delivery: what came, what ran, and why it failed.
+// One delivery: its content, its runs, and the reason of a failure.
 
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { get, post } from "../api.js";
@@ -153,7 +153,7 @@ function Replay({ event, again, readOnly }) {
     }
     setOpen(false);
   });
-  // What was said stays when the state, and with it the button, has changed.
+  // The result stays when the state, and with it the button, has changed.
   return html`<${Said} as="span" text=${said} />
     ${AGAIN.includes(event.state) && html`<button type="button" disabled=${readOnly} title=${readOnly ? "Admin:ReadOnly is set" : ""} onClick=${() => setOpen(true)}>Replay</button>`}
     ${open && html`<${Dialog} title="Replay this delivery?" onClose=${() => setOpen(false)}>
@@ -162,10 +162,11 @@ function Replay({ event, again, readOnly }) {
 }
 
 const quoted = (text) => `'${text.replaceAll("'", `'\\''`)}'`;
-// A terminal takes these for its own, even within quotation marks; a tab completes a file's name.
+// A terminal interprets these even within quotation marks; a tab completes a file's name.
 const CONTROLS = /[\0-\x09\x0b-\x1f\x7f]/;
 
-// A program is given no argument above 128 KiB; `printf`, which is a part of the shell, is.
+// A program gets no argument above 128 KiB; `printf` has no such limit, because it is part of the
+// shell.
 function curl(event) {
   const encoded = event.raw_base64 ?? (CONTROLS.test(event.raw) ? base64(event.raw) : null);
   const body = encoded === null ? `printf %s ${quoted(event.raw ?? "")}` : `printf %s ${quoted(encoded)} | base64 -d`;
@@ -176,8 +177,8 @@ function curl(event) {
   return `${lines.join("\n")}\n`;
 }
 
-// JSON strings are strings of Python, too, but for lone surrogates and line separators, which
-// JSON.stringify writes as escapes.
+// JSON strings are also Python strings, except for lone surrogates and line separators;
+// JSON.stringify writes these as escapes.
 const literal = (text) => JSON.stringify(text).replace(/[\u007f-\uffff]/g, (character) => `\\u${character.charCodeAt(0).toString(16).padStart(4, "0")}`).replace(/(?:\\ud[89ab][0-9a-f]{2})(?:\\ud[c-f][0-9a-f]{2})/g, astral);
 
 function astral(pair) {

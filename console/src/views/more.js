@@ -1,4 +1,4 @@
-// Lists that are read page by page, with a button for the next one.
+// Lists that are read page by page, with a button for the next page.
 
 import { useCallback, useEffect, useRef, useState } from "preact/hooks";
 import { page } from "../api.js";
@@ -9,11 +9,11 @@ const NOTHING = { rows: null, next: null, error: null };
 // The most rows of one answer.
 const LARGEST = 500;
 
-// Reads again after changes of `kinds`, and every `every` milliseconds, for what no change tells of.
+// Reads again after changes of `kinds`, and every `every` milliseconds for what no change reports.
 export function useMore(path, parameters, kinds = [], every = 0) {
   const key = JSON.stringify([path, parameters]);
   const [state, setState] = useState({ key: null, rows: null, next: null, error: null });
-  // Answers come in another order than questions: the last question counts.
+  // Answers may arrive in another order than their requests: only the last request counts.
   const asked = useRef(0);
   const answered = useRef(0);
   const read = useCallback(async (url, given, before) => {
@@ -28,7 +28,7 @@ export function useMore(path, parameters, kinds = [], every = 0) {
       answered.current += 1;
     }
   }, [key]);
-  // As many as there are already: who reads on is not thrown back by a change.
+  // As many rows as are shown already: a change does not move the reader back.
   const length = useRef(0);
   const again = useCallback(() => read(path, { ...parameters, limit: Math.min(LARGEST, Math.max(parameters.limit, length.current)) }, []), [key]);
   useEffect(() => {

@@ -1,4 +1,4 @@
-// Messages to site managers: what was sent, what was not and why, and how the texts look.
+// Messages to site managers: what was sent, what was not and why, and previews of the texts.
 
 import { useState } from "preact/hooks";
 import { post } from "../api.js";
@@ -36,7 +36,7 @@ export function Notifications({ filter, overview }) {
     ${preview && html`<${Preview} transition=${preview} onClose=${() => setPreview(null)} />`}`;
 }
 
-// The HTML is shown as text: a mail's own styles and pictures are refused by this page's policy.
+// The HTML is shown as text: this page's policy refuses an email's own styles and pictures.
 function Preview({ transition, onClose }) {
   const message = useData("api/notifications/preview", { parameters: { transition } });
   return html`<${Dialog} title="Texts of ${transition}" onClose=${onClose}><${Loaded} of=${message}>${(data) => html`

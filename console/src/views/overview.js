@@ -1,4 +1,4 @@
-// Is money moving, and if not, where does it stand?
+// Are payments processed, and if not, where do they wait?
 
 import { Chart } from "../charts.js";
 import { ago, count, span } from "../format.js";
@@ -18,7 +18,8 @@ function Figures(of) {
   const rate = (...names) => points.map((point) => names.reduce((sum, name) => sum + point[name], 0) / of.series.step_seconds);
   const failing = of.checks.filter((check) => !check.ok || check.degraded);
   const dead = of.events?.dead ?? 0;
-  // Probes answer ok for a receiver that takes deliveries; a person still has to see to dead letters.
+  // Probes answer ok for a receiver that accepts deliveries; a person still has to handle dead
+  // letters.
   const [value, tone] = of.status === "ok" && dead > 0 ? [`ok, ${count(dead)} dead`, "degraded"] : [of.status, of.status];
   return html`
     <div class="cards">

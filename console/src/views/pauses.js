@@ -1,4 +1,4 @@
-// What waits on purpose: pauses of events by type, and who wanted them.
+// Pauses of events by type, and who requested them.
 
 import { useState } from "preact/hooks";
 import { post } from "../api.js";

@@ -1,4 +1,4 @@
-// Why does the sender say 400? The newest refused and rejected requests, without their bodies.
+// Why does the sender get 400? The newest refused and rejected requests, without their bodies.
 
 import { bytes, count, visible } from "../format.js";
 import { Choice, Loaded, When, html, useData } from "../parts.js";

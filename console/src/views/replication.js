@@ -12,7 +12,7 @@ export function Replication() {
 function Shown(data) {
   const { verified_at, ran_at, verified, failed } = data.verification;
   const failures = Object.entries(failed);
-  // A run over no replica at all has shown nothing.
+  // A run without any replica has verified nothing.
   const nothing = verified === 0 && failures.length === 0;
   return html`
     <div class="cards">

@@ -1,4 +1,4 @@
-// What the program runs with, where each value comes from, and what doctor says of it.
+// The settings of the program, the source of each value, and the findings of doctor.
 
 import { useState } from "preact/hooks";
 import { Field, Loaded, When, html, useData } from "../parts.js";

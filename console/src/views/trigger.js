@@ -1,4 +1,4 @@
-// In Development: a sample of any type, with other data where one likes.
+// In Development: trigger a sample event of any type, with chosen data.
 
 import { useState } from "preact/hooks";
 import { postText } from "../api.js";
@@ -31,7 +31,7 @@ function Form({ types, readOnly }) {
       return;
     }
     try {
-      // As it was written: 12345678901234567890 would become another number on the way through here.
+      // Sent exactly as typed: as a JavaScript number, 12345678901234567890 would change.
       setAnswer(await postText("api/events/trigger", `{"type": ${JSON.stringify(type)}, "data": ${text}}`));
     } catch (failure) {
       setError(failure);

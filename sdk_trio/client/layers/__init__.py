@@ -105,16 +105,16 @@ def chained(layers: Sequence[CallLayer]) -> CallLayer:
 # deadline, or the client.
 
 
-class CallCut(Exception):  # noqa: N818 - it says what happens, and never leaves the pipeline
+class CallCut(Exception):  # noqa: N818 - named after the event; it never leaves the pipeline
     """The call's deadline has passed, or the client is closed: its work is cancelled."""
 
 
 class CallsInProgress:
     """The waits of a client's calls in progress, so that closing the client can end them.
 
-    A call waits in one place at a time, or in two if hedged: to be sent, and for an answer. Each
-    wait has one scope, which also enforces the deadline: a scope around the whole call would make
-    each call a twelfth slower.
+    A call has one wait at a time, first for a rate slot and then for an answer; a hedged call has
+    two. Each wait has one scope, which also enforces the deadline: a scope around the whole call
+    would make each call a twelfth slower.
     """
 
     __slots__ = ("_scopes", "is_closed")

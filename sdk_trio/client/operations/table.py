@@ -430,7 +430,7 @@ class OAuth2Registrations(Resource[Mode], path="oauth2.clients.oauth2"):
 
 
 class OAuth2Clients(Resource[Mode], path="oauth2.clients"):
-    """A level of the upstream's naming."""
+    """A namespace that contains only ``oauth2``."""
 
     oauth2 = Nested(OAuth2Registrations)
 

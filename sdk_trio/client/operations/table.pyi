@@ -3726,7 +3726,7 @@ class OAuth2Registrations(Resource[Mode], path="oauth2.clients.oauth2"):
         """
 
 class OAuth2Clients(Resource[Mode], path="oauth2.clients"):
-    """A level of the upstream's naming."""
+    """A namespace that contains only ``oauth2``."""
 
     @property
     def oauth2(self) -> OAuth2Registrations[Mode]:
@@ -3737,7 +3737,7 @@ class OAuth2(Resource[Mode], path="oauth2"):
 
     @property
     def clients(self) -> OAuth2Clients[Mode]:
-        """A level of the upstream's naming."""
+        """A namespace that contains only ``oauth2``."""
 
     @operation
     async def authorize(

@@ -1,6 +1,6 @@
-"""Deterministic simulation: the real runtime in virtual worlds, which a seed decides.
+"""Deterministic simulation: the real runtime in virtual worlds, which a seed determines.
 
-:func:`simulate` is the entrance. ``plan`` decides what happens; ``world`` carries it out with
+Start reading at :func:`simulate`. ``plan`` decides what happens; ``world`` carries it out with
 ``host``, ``sender``, ``disk``, ``machine``, ``threads``, ``virtual`` and ``scheduler``; ``audit``
-judges; ``stories`` shrinks and tells a failure.
+judges; ``stories`` shrinks a failure and describes it.
 """

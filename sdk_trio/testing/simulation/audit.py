@@ -1,7 +1,7 @@
-"""The auditor: what was promised, what happened, and whether the second keeps the first.
+"""The auditor of a simulation: it compares what was promised with what happened.
 
-It believes nothing that the runtime says of itself, except that an outcome was recorded
-(``webhook.handled``) and what the store holds at the end.
+It trusts only two things of the runtime: that an outcome was recorded (``webhook.handled``), and
+the final content of the store.
 """
 
 import math
@@ -15,18 +15,18 @@ from ...records.deliveries import DeliveryRecord, DeliveryState
 FINAL = {DeliveryState.DONE, DeliveryState.DEAD, DeliveryState.PARKED}
 
 
-#: The seconds beyond its limit that a handler may take, since limits are checked now and then.
+#: The seconds beyond its limit that a handler may take, since limits are checked periodically.
 LIMIT_SLACK_SECONDS = 2.0
 
 #: The seconds after a fault of the disk within which a process may still end because of it.
 AFTERMATH_SECONDS = 30.0
 
 
-#: The seconds after a suspension within which a run may still begin: the documented half second in
-#: which a process does not know of it yet, and a run that was about to begin.
+#: The seconds after a suspension within which a run may still begin: a process learns of it within
+#: the documented half second, and a run may be about to begin.
 SUSPENSION_SECONDS = 2.0
 
-#: The seconds within which an event begins to run, where nothing else keeps it from that.
+#: The seconds within which an event must begin to run if nothing prevents it.
 LATE_SECONDS = 20.0
 
 
@@ -44,7 +44,7 @@ class HandlerRun(msgspec.Struct, eq=False):
 
 
 class Violation(msgspec.Struct, frozen=True):
-    """A broken promise: its kind, when it was found, in virtual seconds, and in words."""
+    """A broken promise: its kind, the virtual time at which it was found, and a description."""
 
     kind: str
     at: float
@@ -52,7 +52,7 @@ class Violation(msgspec.Struct, frozen=True):
 
 
 class Auditor:
-    """Keeps the promises and runs of one simulation.
+    """Records the promises and runs of one simulation.
 
     Args:
         now: returns the virtual seconds.
@@ -60,10 +60,10 @@ class Auditor:
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        # A crash or a long stall keeps outcomes from being recorded. So does a fault of the disk,
-        # if the process ends before it is over.
+        # A crash or a long stall prevents outcomes from being recorded. So does a fault of the
+        # disk, if the process ends before the fault does.
         self._crashed_at = self._stopped_at = self._faulty_until = -math.inf
-        # When a host began or ceased to stand still.
+        # When a host was paused or resumed.
         self._paused_at = -math.inf
         self.violations: list[Violation] = []
         #: When each event was first acknowledged.
@@ -74,9 +74,10 @@ class Auditor:
         self._stalled: set[str] = set()
         self._ordered: set[str] = set()
         self._begun = 0
-        #: The seconds from and to which something was wrong.
+        #: The start and end of each fault, in seconds.
         self._disturbances: list[tuple[float, float]] = []
-        #: Returns whether a host has an outcome of an event in memory that the store did not take.
+        #: Returns whether a host has an outcome of an event in memory that the store has not
+        #: recorded.
         self.remembers: Callable[[str, str], bool] = lambda _machine, _key: False
         #: The number of workers of all processes.
         self.workers = 1
@@ -84,7 +85,7 @@ class Auditor:
         self.tenants: dict[str, str] = {}
         #: Events that were parked: they have left their lane, and wait for a replay.
         self.parked: set[str] = set()
-        # Since when tenants are suspended for certain.
+        # The time since which each tenant is certainly suspended.
         self._suspended: dict[str, float] = {}
 
     def find(self, kind: str, text: str) -> None:
@@ -100,7 +101,8 @@ class Auditor:
         self._disturb(math.inf)
 
     def suspend(self, tenant: str) -> None:
-        """Note that a tenant is suspended: no handler may begin that waits for the tenant."""
+        """Note that a tenant is suspended: no handler with ``run_when_suspended=False`` may
+        begin."""
         self._suspended.setdefault(tenant, self._now())
 
     def reactivate(self, tenant: str) -> None:
@@ -121,9 +123,9 @@ class Auditor:
                     run.ended, run.result = self._now(), "cut"
 
     def stall(self, machine: str, *, long: bool) -> None:
-        """Note that a host begins to stand still; ``long``: longer than a lease may last.
+        """Note that a host is paused; ``long``: for longer than a lease may last.
 
-        Another one may run its events then, and its own runs go on when it wakes up.
+        Another host may then run its events, and its own runs continue when it resumes.
         """
         self._paused_at = self._now()
         self._disturb(self._now())
@@ -131,31 +133,31 @@ class Auditor:
             self._stalled.add(machine)
 
     def wake(self, machine: str) -> None:
-        """Note that a host goes on; after a long stall, outcomes of its runs may not count."""
+        """Note that a host was resumed; after a long stall, outcomes of its runs may not count."""
         self._paused_at = self._now()
         self._disturb(self._now())
         if machine in self._stalled:
             self._crashed_at = self._now()
 
     def fault(self, until: float) -> None:
-        """Note that the disk fails until then."""
+        """Note that the disk fails until ``until``."""
         self._faulty_until = max(self._faulty_until, until)
         self._disturb(until)
 
     def stop(self) -> None:
-        """Note that a process has ended in order."""
+        """Note that a process has stopped as requested."""
         self._stopped_at = self._now()
         self._disturb(self._now())
 
     def fail(self, error: str) -> None:
-        """Note that a process has ended by an error, which only a disk that fails explains."""
+        """Note that a process has ended with an error, which only a failing disk justifies."""
         if self._faulty_until + AFTERMATH_SECONDS < self._now():
             self.find("failed", f"a process has ended: {error}")
 
     def _may_repeat(self, run: HandlerRun, ended: float, machine: str) -> bool:
-        """Say whether another run may begin on ``machine`` after one that has succeeded."""
+        """Return whether another run may begin on ``machine`` after one that has succeeded."""
         if run.machine != machine and self.remembers(run.machine, run.key):
-            # An inline outcome that the store did not take is remembered by its own process only.
+            # Only its own process remembers an inline outcome that the store has not recorded.
             return True
         return max(self._crashed_at, min(self._stopped_at, self._faulty_until)) >= ended
 
@@ -176,7 +178,7 @@ class Auditor:
             machine: the host that calls it.
             limit: the seconds that it may take.
             ordered: it was registered with ``ordered=True``.
-            tenant: the tenant that the handler is given.
+            tenant: the tenant that is passed to the handler.
             waits_for_tenant: it was registered with ``run_when_suspended=False``.
         """
         if ordered:
@@ -215,7 +217,7 @@ class Auditor:
         run.ended, run.result = now, result
         took = now - run.begun
         disturbed_at = max(self._crashed_at, self._faulty_until, self._paused_at)
-        # The queue runs inline events that a crash has cut, or that were parked, and has no such
+        # The queue runs inline events that were interrupted by a crash or parked, without this
         # limit.
         is_first = run is self.runs[run.key][0] and run.key not in self.parked
         if is_first and took > run.limit + LIMIT_SLACK_SECONDS and disturbed_at < run.begun:
@@ -223,18 +225,18 @@ class Auditor:
 
     @property
     def _paused(self) -> bool:
-        """Whether a process may not have heard of a change that was made in time."""
+        """Whether a process may have missed a change that was made in time."""
         last = max(self._paused_at, self._faulty_until, self._crashed_at, self._stopped_at)
         return self._now() - last < SUSPENSION_SECONDS
 
     @property
     def is_running(self) -> bool:
-        """Whether a handler is at work."""
+        """Whether a handler runs."""
         return any(run.ended is None for runs in self.runs.values() for run in runs)
 
     def handled(self, key: str, machine: str) -> None:
         """Note that the runtime has recorded an event as done."""
-        # A run that has lost its lease logs this event too, and nothing is recorded.
+        # A run that has lost its lease also logs this event, but nothing is recorded.
         if machine not in self._stalled:
             self._recorded.setdefault(key, self._now())
 
@@ -261,7 +263,7 @@ class Auditor:
         dead_is_failure: bool,
         parked_is_final: bool = True,
     ) -> None:
-        """Judge what the store holds when everything has ended."""
+        """Judge the content of the store when everything has ended."""
         held = {record.key: record for record in records}
         for key in self.acknowledged:
             if key not in held:
@@ -269,7 +271,7 @@ class Auditor:
         for key, record in held.items():
             waits = record.state is DeliveryState.PARKED and not parked_is_final
             if record.state not in FINAL or waits:
-                self.find("unfinished", f"{key} is {record.state.value} for ever")
+                self.find("unfinished", f"{key} stays {record.state.value} without end")
             elif record.state is DeliveryState.DONE and not (
                 self._has_succeeded(key) or self._is_done_without_success(record, held)
             ):
@@ -290,7 +292,8 @@ class Auditor:
                 self._judge_delay(record.key, lane[:place])
 
     def _judge_delay(self, key: str, earlier: Sequence[DeliveryRecord]) -> None:
-        """Require that an event has begun to run in time, after those that it waits for."""
+        """Require that an event began to run in time, counted from the end of those it waits
+        for."""
         runs = self.runs.get(key)
         since = self.acknowledged.get(key)
         if not runs or since is None:
@@ -308,12 +311,12 @@ class Auditor:
             for others in self.runs.values()
             for run in others
         )
-        # Otherwise all workers were at work but for so many seconds.
+        # Otherwise all workers were busy except for this many seconds.
         if busy < (wait - LATE_SECONDS) * self.workers:
             self.find("late", f"{key} began to run {wait:.1f} s after it could have")
 
     def _has_succeeded(self, key: str) -> bool:
-        # One that was cut by a crash may have concluded its event before.
+        # A run that was interrupted by a crash may have recorded its outcome before.
         return any(run.result in ("done", "cut") for run in self.runs.get(key, ()))
 
     def _judge_order(self, lane: Sequence[DeliveryRecord]) -> None:

@@ -1,8 +1,8 @@
 """The disk of a simulation: SQLite's files, whose unsynced writes a power cut drops or tears.
 
-The files are real ones in a temporary directory, and stand for the page cache. For each block that
-was written since the last sync, the disk remembers what it had before. A power cut chooses for each
-such block, by dice, what the platter has: the old content, the new one, or some sectors of each.
+The files are real files in a temporary directory; they represent the page cache. For each block
+written since the last sync, the disk remembers the old content. A power cut decides for each such
+block, at random, what the platter has: the old content, the new one, or sectors of both.
 
 A sync that fails leaves blocks *lost*, as Linux does: the page cache has the new content, no later
 sync writes it, and a power cut brings the old one back.
@@ -15,11 +15,11 @@ from collections.abc import Callable
 import apsw
 import msgspec
 
-#: Sizes in bytes: what the page cache writes at once, and what a disk writes at once.
+#: Sizes in bytes of the units that the page cache and the disk write atomically.
 BLOCK = 4096
 SECTOR = 512
 
-#: The chances that a block which was not synced is old, torn or new after a power cut.
+#: The probabilities that an unsynced block is old, torn or new after a power cut.
 _OLD, _TORN = 0.4, 0.15
 
 
@@ -28,7 +28,7 @@ class HostDownError(BaseException):
 
 
 class _File(msgspec.Struct):
-    """The state of the platter where it is older: blocks, and the size at the last sync."""
+    """The older state of the platter: the replaced blocks, and the size at the last sync."""
 
     size: int
     dirty: dict[int, bytes] = {}
@@ -40,7 +40,7 @@ class Disk:
 
     Args:
         dice: decides what a crash and a failed sync leave.
-        directory: the files in it are simulated, others are not.
+        directory: only the files in it are simulated.
         now: returns the virtual seconds.
     """
 
@@ -51,8 +51,8 @@ class Disk:
         self._files: dict[str, _File] = {}
         #: Files that were opened for writing and never synced.
         self.unsynced: dict[str, None] = {}
-        #: When each fault is over: ``full``, ``sync``, ``read``. A job that waits for the end
-        #: moves the time itself, while no task runs.
+        #: The end of each fault: ``full``, ``sync``, ``read``. A job that waits for the end
+        #: advances the time itself, while no task runs.
         self.ends: dict[str, float] = {}
 
     def holds(self, path: str | None) -> bool:
@@ -60,7 +60,7 @@ class Disk:
         return path is not None and path.startswith(self._directory)
 
     def has(self, fault: str) -> bool:
-        """Return whether something is wrong with the disk: ``full``, ``sync`` or ``read``."""
+        """Return whether the disk currently has the fault ``full``, ``sync`` or ``read``."""
         return fault in self.ends and self._now() < self.ends[fault]
 
     def will_write(
@@ -69,8 +69,8 @@ class Disk:
         """Remember what a write at ``offset`` replaces.
 
         Args:
-            size: of the file now, in bytes.
-            read: returns up to so many bytes of it at an offset.
+            size: the current size of the file, in bytes.
+            read: returns bytes of the file, called with an offset and a maximum number.
 
         Raises:
             OSError: the disk is full.
@@ -86,7 +86,7 @@ class Disk:
     def will_truncate(
         self, path: str, length: int, size: int, read: Callable[[int, int], bytes]
     ) -> None:
-        """Remember what a truncation to ``length`` bytes removes; else as :meth:`will_write`."""
+        """Remember what a truncation to ``length`` bytes removes; see :meth:`will_write`."""
         if length < size:
             self.will_write(path, length, size - length, size, read)
 
@@ -119,7 +119,8 @@ class Disk:
         self.unsynced.pop(path, None)
 
     def cut_power(self) -> int:
-        """Leave in the files what the platter has; return how many blocks are not as written.
+        """Give the files the content of the platter; return how many blocks differ from what was
+        written.
 
         No connection may be open.
         """
@@ -164,7 +165,7 @@ class SimulatedFiles(apsw.VFS):
     Args:
         disk: the disk.
         host: returns the host of the current task.
-        touch: is called before each call of a host that changes or reads a file, and raises
+        touch: called before a host reads or changes a file; raises
             :class:`HostDownError` if the host has crashed.
     """
 
@@ -177,7 +178,7 @@ class SimulatedFiles(apsw.VFS):
         self.host = host
         self.touch = touch
         self.base = apsw.vfs_names()[0]
-        # The default one, so that all of SQLite in this process goes through it.
+        # Registered as the default, so that every database of this process uses it.
         super().__init__(self.NAME, self.base, makedefault=True)
 
     def xOpen(self, name: str | apsw.URIFilename | None, flags: list[int]) -> apsw.VFSFile:

@@ -1,7 +1,7 @@
 """A client of the feed: it follows each incarnation of a host, and must miss no delivery.
 
-It is the one that ``events tail`` and ``listen`` use, and keeps its position and the store's name
-from one connection to the next, as their users do.
+It is the client of ``events tail`` and ``listen``. Like them, it keeps its position and the store's
+name between connections.
 """
 
 import random
@@ -18,10 +18,10 @@ from .host import Host
 #: The admin token of each simulation. It guards nothing.
 TOKEN = "simulated-token-of-the-admin-address"
 
-#: The variable that the runtime reads it from.
+#: The environment variable from which the runtime reads the token.
 TOKEN_VARIABLE = "SDK_ADMIN_TOKEN"
 
-#: The seconds after the last commit within which the client has seen every delivery.
+#: The seconds after the last commit within which the client must have seen every delivery.
 CATCH_UP_SECONDS = 60
 
 #: The mean time of one connection, in seconds.
@@ -35,14 +35,16 @@ class FeedClient:
         seed: its dice.
         host: the host.
         auditor: gets what it finds.
-        tell: writes a line of the story.
+        record: writes a line of the story.
     """
 
-    def __init__(self, seed: int, host: Host, auditor: Auditor, tell: Callable[..., None]) -> None:
+    def __init__(
+        self, seed: int, host: Host, auditor: Auditor, record: Callable[..., None]
+    ) -> None:
         self._dice = random.Random(f"{seed}/feed")
         self._host = host
         self._auditor = auditor
-        self._tell = tell
+        self._record = record
         self._after = 0
         self._store: str | None = None
         #: The keys that were seen, by sequence, since the last resynchronization.
@@ -65,7 +67,7 @@ class FeedClient:
             self._after,
             self._store,
         )
-        self._tell("feed.connects", after=self._after)
+        self._record("feed.connects", after=self._after)
         async with trio.open_nursery() as nursery:
             nursery.cancel_scope.deadline = trio.current_time() + self._dice.expovariate(
                 1 / CONNECTED_SECONDS
@@ -79,7 +81,7 @@ class FeedClient:
 
     def _note(self, message: dict[str, Any]) -> None:
         if message["kind"] == "hello" and message["replaced"]:
-            self._tell("feed.begins_anew")
+            self._record("feed.starts_over")
             self._seen.clear()
         if message["kind"] != "delivery":
             return

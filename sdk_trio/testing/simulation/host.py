@@ -1,4 +1,4 @@
-"""A simulated host: the real runtime with the handlers under test, restarted when it has ended."""
+"""A simulated host: the real runtime with the handlers under test, restarted when it ends."""
 
 import math
 import os
@@ -26,17 +26,19 @@ from .plan import Trouble, World
 from .scheduler import Hosts
 from .upstream import SETTINGS as UPSTREAM_SETTINGS
 
-#: The seconds that a handler of the dice hangs: longer than an inline handler may take.
+#: The seconds that a handler with the trouble ``hang`` hangs: longer than an inline handler may
+#: take.
 HANG_SECONDS = 25.0
 
-#: The seconds before a runtime that has failed is started again, as a service manager does it.
+#: The seconds before a failed runtime is restarted, as by a service manager.
 RESTART_SECONDS = 2.0
 
 
 class HostWorld(Protocol):
-    """The world of a host, as far as the host has to do with it."""
+    """The part of the world that a host uses."""
 
-    #: Its description, the directories of sockets and of the store, the receiver's path and secret.
+    #: The description of the world, the directories of sockets and of the store, the receiver's
+    #: path and secret.
     world: World
     root: str
     data: str
@@ -46,18 +48,18 @@ class HostWorld(Protocol):
     auditor: Auditor
     handlers: Callable[[], HandlerRegistry]
     nursery: trio.Nursery
-    tell: Callable[..., None]
+    record: Callable[..., None]
 
     def make_client(self, settings: Settings) -> Client | None:
         """Return a client of the upstream; None without one."""
         ...
 
     def trouble(self, webhook_id: str, run: int) -> Trouble | None:
-        """Return what goes wrong in a run of an event's handler, counted from 0."""
+        """Return the trouble of an event's handler in its run number ``run``, counted from 0."""
         ...
 
     async def take_over(self, dead: str, heir: str) -> bool:
-        """Take away the leases of a process that has ended."""
+        """Release the leases of the ended process ``dead`` to ``heir``."""
         ...
 
     def crash(self, victims: "Sequence[Host]") -> None:
@@ -66,11 +68,11 @@ class HostWorld(Protocol):
 
 
 class SimulatedError(Exception):
-    """An error that the dice have raised in a handler."""
+    """A simulated error in a handler."""
 
 
 class _Handler(WebhookHandlerBase[Any]):
-    """A handler under test, with the troubles of the plan, and the auditor beside it."""
+    """A handler under test, with the troubles of the plan, observed by the auditor."""
 
     def __init__(
         self, bound: BoundHandler, machine: Machine, world: HostWorld, inline_seconds: float
@@ -94,7 +96,7 @@ class _Handler(WebhookHandlerBase[Any]):
         )
         number = len(auditor.runs[event.key]) - 1
         trouble = self._world.trouble(event.webhook_id, number)
-        self._world.tell("handler.begins", id=event.webhook_id, type=event.type, run=number + 1)
+        self._world.record("handler.begins", id=event.webhook_id, type=event.type, run=number + 1)
         result = "cut"
         try:
             await self._handle(event, trouble)
@@ -107,7 +109,7 @@ class _Handler(WebhookHandlerBase[Any]):
         finally:
             auditor.end(run, result)
             if not self._machine.down:
-                self._world.tell("handler.ends", id=event.webhook_id, result=result)
+                self._world.record("handler.ends", id=event.webhook_id, result=result)
 
     async def _handle(self, event: Event[Any], trouble: Trouble | None) -> None:
         kind = None if trouble is None else trouble.kind
@@ -122,10 +124,10 @@ class _Handler(WebhookHandlerBase[Any]):
             await trio.lowlevel.checkpoint()
         elif trouble is not None and kind == "fail":
             await trio.sleep(trouble.seconds)
-            raise SimulatedError("the dice have raised this before the handler began")
+            raise SimulatedError("the simulation raised this before the handler began")
         await self._inner.handle_core(event)
         if kind == "fail_after":
-            raise SimulatedError("the dice have raised this after the handler had ended")
+            raise SimulatedError("the simulation raised this after the handler had ended")
 
     async def on_error(self, event: Event[Any], error: Exception) -> None:
         await self._inner.on_error(event, error)
@@ -155,8 +157,8 @@ class Host:
 
     Args:
         world: has the handlers, the settings and the disk.
-        name: of the host.
-        place: which one it is of the processes that share the store, counted from 1.
+        name: the host's.
+        place: its number among the processes that share the store, counted from 1.
     """
 
     def __init__(self, world: HostWorld, name: str, place: int) -> None:
@@ -175,7 +177,7 @@ class Host:
 
     @property
     def listens(self) -> bool:
-        """Whether senders can connect; one that stands still has a kernel that accepts for it."""
+        """Whether senders can connect; the kernel accepts connections for a paused process."""
         return (
             self.machine is not None
             and not self.machine.down
@@ -185,7 +187,7 @@ class Host:
 
     @property
     def serves(self) -> bool:
-        """Whether it listens and does not stand still."""
+        """Whether it listens and is not paused."""
         return self.listens and not self._hosts.is_frozen(self.machine)
 
     async def dial(self) -> trio.SocketStream:
@@ -237,7 +239,7 @@ class Host:
             error = only_member(group) if isinstance(group, BaseExceptionGroup) else group
             if not machine.down:
                 text = f"{type(error).__name__}: {error}"
-                self._world.tell("host.failed", error=text)
+                self._world.record("host.failed", error=text)
                 self._world.auditor.fail(text)
         finally:
             if not machine.down:
@@ -247,7 +249,7 @@ class Host:
                 machine.gone.set()
 
     def _worker(self, machine: Machine, settings: Settings) -> WorkerAssignment | None:
-        """Return its place among the processes of one store; None: it is the only one."""
+        """Return its assignment among the processes of one store; None: it is the only process."""
         if self._world.world.processes == 1:
             return None
         share = Share(
@@ -293,20 +295,20 @@ class Host:
     # -- what happens to it ------------------------------------------------------------------
 
     def crash(self, restart_after: float | None) -> Machine | None:
-        """Take the process down; return its machine, which is to be frozen, if it was up."""
+        """Take the process down; return its machine, which must be frozen, if the process ran."""
         machine = self.machine
         if machine is None or machine.down:
             return None
         machine.down = True
         if restart_after is not None:
             self._restart_after = restart_after
-        self._world.tell("host.crashes", name=machine.name)
+        self._world.record("host.crashes", name=machine.name)
         self._world.auditor.crash(machine.name)
         self._dead.append((machine, self._scope))
         return machine
 
     async def stall(self, seconds: float) -> None:
-        """Let the process stand still."""
+        """Pause the process for ``seconds``."""
         machine = self.machine
         if machine is None or machine.down:
             return
@@ -316,7 +318,8 @@ class Host:
             self._hosts.thaw(machine)
 
     def shut_down(self, *, restart_after: float | None = None) -> None:
-        """Stop the process in order; None: for good."""
+        """Stop the process gracefully, and restart it after ``restart_after`` seconds; None:
+        never."""
         if restart_after is None:
             self.stopped = True
         else:
@@ -331,10 +334,10 @@ class Host:
         return self.machine.gone
 
     def discard(self) -> None:
-        """End the tasks of crashed incarnations, whose effects go nowhere."""
+        """End the tasks of crashed incarnations, which have no effect any more."""
         for machine, scope in self._dead:
             scope.cancel()
-            machine.buried.set()
+            machine.discarded.set()
             self._hosts.thaw(machine)
         self._dead.clear()
 
@@ -356,6 +359,6 @@ def held_in_memory(runtime: Runtime) -> list[str]:
 
 
 def remembers_outcome(runtime: Runtime, key: str) -> bool:
-    """Return whether a runtime has an inline outcome in memory that the store did not take."""
+    """Return whether a runtime has an inline outcome in memory that the store has not recorded."""
     running = runtime.receiver._running
     return running is not None and key in running.runner.inline._unrecorded

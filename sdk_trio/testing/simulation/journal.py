@@ -1,4 +1,4 @@
-"""The journal of a simulation: what the world did, and what the runtime has logged."""
+"""The journal of a simulation: the actions of the world, and the log of the runtime."""
 
 import logging
 import re
@@ -11,7 +11,7 @@ import msgspec
 from ...base.logs import Outage, get_logger
 from .machine import Machine
 
-#: Fields of the log that the story leaves out.
+#: Fields of the log that the story omits.
 _LEFT_OUT = {"hint", "traceback"}
 
 #: The place of an object in memory, which differs from process to process.
@@ -22,7 +22,7 @@ _DIRECTORY = re.compile(r"/[^\s=]*/(?=[^\s/]+\.py:\d)")
 
 
 class Line(msgspec.Struct, frozen=True):
-    """One line of the story: when, in virtual seconds, at which host, what."""
+    """One line of the story: the virtual time in seconds, the host, the event and its fields."""
 
     at: float
     host: str
@@ -38,8 +38,8 @@ class Journal(logging.Handler):
 
     Args:
         now: returns the virtual seconds.
-        machine: returns the current host's; None: the world itself.
-        noted: is called with the event, the fields and the host's name of each line of the log.
+        machine: returns the current host's machine; None: the world itself.
+        noted: called with the event, the fields and the host's name of each line of the log.
     """
 
     def __init__(
@@ -56,8 +56,8 @@ class Journal(logging.Handler):
         #: The directory of the simulation, whose name differs each time.
         self.root = ""
 
-    def tell(self, event: str, **fields: object) -> None:
-        """Write what the world does."""
+    def record(self, event: str, **fields: object) -> None:
+        """Write an action of the world."""
         machine = self._machine()
         self._add(event, fields, "" if machine is None else machine.name)
 
@@ -80,7 +80,7 @@ class Journal(logging.Handler):
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Take the runtime's log for the block, and forget what earlier seeds have logged."""
+        """Receive the runtime's log during the block, without the state of earlier seeds."""
         root = logging.getLogger("sdk_trio")
         level, propagate, handlers = root.level, root.propagate, root.handlers[:]
         root.handlers[:] = [self]

@@ -1,7 +1,7 @@
 """The files of a simulated host's data directory, and its connections.
 
-Hosts listen on unix sockets of the temporary directory, which the kernel serves at once and in
-order. The delays and cuts of a network are those of the world's senders.
+Hosts listen on unix sockets in the temporary directory, which the kernel serves at once and in
+order. The world's senders simulate the delays and interruptions of a network.
 """
 
 import fcntl
@@ -21,7 +21,7 @@ from .disk import Disk, HostDownError
 
 
 class Machine:
-    """The open files and connections of one incarnation of a host, which a crash takes away.
+    """The open files and connections of one incarnation of a host; a crash ends them.
 
     Args:
         name: ``host#number``.
@@ -30,11 +30,11 @@ class Machine:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        #: The host has crashed: nothing that it does has an effect any more.
+        #: The host has crashed: its tasks have no effect any more.
         self.down = False
         #: Its tasks may end, because the simulation is over.
-        self.buried = trio.Event()
-        #: It has ended, whether it has crashed or not.
+        self.discarded = trio.Event()
+        #: The incarnation has ended, by a crash or otherwise.
         self.gone = trio.Event()
         self.crash_in: int | None = None
         #: Called at the moment of such a crash.
@@ -49,7 +49,7 @@ class Machine:
         return self.name
 
     def touch(self, what: str) -> None:
-        """Count a change to the disk; crash if its time has come.
+        """Count a change to the disk; crash if ``crash_in`` is reached.
 
         Raises:
             HostDownError: the host has crashed.
@@ -65,7 +65,7 @@ class Machine:
     def let_go(self) -> None:
         """Close the connections and release the locks, as the kernel does for a process that ends.
 
-        Its descriptors stay open: code of the crashed host still has their numbers.
+        Its descriptors stay open, because code of the crashed host still uses their numbers.
         """
         for scope in self.links:
             scope.cancel()
@@ -84,7 +84,7 @@ class Machine:
 
 
 class _Connection(apsw.Connection):
-    """A connection whose commits another task may come before."""
+    """A connection that lets other tasks run before a commit."""
 
     commits: Callable[[], None]
 
@@ -95,13 +95,12 @@ class _Connection(apsw.Connection):
 
 
 class SimulatedOpener(opener.Opener):
-    """Opens files on the simulated disk; nothing outside of the world can be reached.
+    """Opens files on the simulated disk; refuses everything outside of the world.
 
     Args:
         disk: the disk.
-        machine: returns the current host's; None: code of the world.
-        commits: is called by a database connection between the work of a transaction and its
-            commit.
+        machine: returns the current host's machine; None: code of the world.
+        commits: called by a database connection between the work of a transaction and its commit.
     """
 
     def __init__(
@@ -179,7 +178,7 @@ class SimulatedOpener(opener.Opener):
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Use this opener, and note which host takes file locks, for the block."""
+        """Use this opener for the block, and record which host takes file locks."""
         make = filelock.FileLock
 
         def lock(*arguments: Any, **named: Any) -> Any:

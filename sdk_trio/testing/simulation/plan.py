@@ -1,6 +1,6 @@
-"""The plan of a simulation: the events, the faults, and what goes wrong in handlers.
+"""The plan of a simulation: the events, the faults, and the troubles of handlers.
 
-It is made before the simulation begins. A failure is shrunk by leaving parts out. Pure.
+It is made before the simulation begins. A failure is shrunk by removing parts. Pure.
 """
 
 import random
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 FAULTS = {
     "kill": "the process is killed (kill -9)",
     "power": "the power is cut: what was not synced is lost or torn",
-    "stall": "the process stands still (SIGSTOP, a suspended machine)",
-    "deploy": "the process is stopped in order and started again",
+    "stall": "the process is paused (SIGSTOP, a suspended machine)",
+    "deploy": "the process is stopped gracefully and started again",
     "hang": "the disk does not answer",
     "full": "the disk is full",
-    "sync": "syncs fail, and lose what they were to write",
+    "sync": "syncs fail, and lose their writes",
     "read": "reads of the disk fail",
-    "clock": "the wall clock is set, and set right later",
+    "clock": "the wall clock is set wrong, and corrected later",
     "network": "the receiver cannot be reached",
     "suspend": "a tenant is suspended, and reactivated later",
     "upstream": "the upstream fails: no connection, no answer, 429 or 5xx",
@@ -45,22 +45,22 @@ _MOST_CRASHES = 3
 
 @attrs.frozen(kw_only=True)
 class World:
-    """The world that handlers are simulated in.
+    """The world in which handlers are simulated.
 
     Args:
-        hours: how long events come and faults happen, in virtual hours; above 0. The world then
-            goes on until everything has ended.
-        events: how many events the sender has.
-        subjects: how many objects they are of.
+        hours: the virtual hours in which events arrive and faults happen; above 0. The world then
+            continues until everything has ended.
+        events: the number of the sender's events.
+        subjects: the number of objects that the events are about.
         faults: the kinds of faults that may happen, keys of :data:`FAULTS`; empty: none.
-        most_faults: how many of them there are at most.
+        most_faults: the largest number of faults.
         troubles: handlers may be slow, hang, fail and be cancelled.
-        processes: how many receive and run events on one store, as ``Server:Processes`` says.
-        tenants: how many tenants the events belong to; 0: there are none. A fault ``suspend`` needs
-            them.
+        processes: the number of processes that share one store, as with ``Server:Processes``.
+        tenants: the number of tenants that the events belong to; 0: none. The fault ``suspend``
+            needs them.
         feed: a client follows the feed of the admin address; with one process only.
         upstream: makes the upstream that handlers call by ``services.client``: a transport of
-            httpx, such as a :class:`~sdk_trio.testing.MockUpstream`; None: there is no client. A
+            httpx, such as a :class:`~sdk_trio.testing.MockUpstream`; None: there is no client. The
             fault ``upstream`` needs it.
         settings: overrides of the settings, as ``{"Webhooks:Queue:Workers": 2}``.
         dead_is_failure: an event that ends dead is a failure.
@@ -84,8 +84,8 @@ class World:
 
 
 class Trouble(msgspec.Struct, frozen=True):
-    """A trouble in one run of a handler: ``slow``, ``fail``, ``fail_after`` (the handler has
-    done its work by then), ``hang`` or ``cancel``; ``seconds`` is how long the first two take.
+    """A trouble in one run of a handler. The kinds are ``slow``, ``fail``, ``fail_after`` (after
+    the handler's work), ``hang`` and ``cancel``. ``seconds`` is the duration of the first two.
     """
 
     kind: str
@@ -95,7 +95,7 @@ class Trouble(msgspec.Struct, frozen=True):
 class Arrival(msgspec.Struct, frozen=True):
     """An event that the sender has from ``at`` on, in virtual seconds.
 
-    ``again_after``: seconds after which it is delivered once more although it was acknowledged.
+    ``again_after``: seconds after which it is delivered again although it was acknowledged.
     ``tenant``: the number of the tenant that it belongs to.
     """
 
@@ -116,7 +116,7 @@ class Arrival(msgspec.Struct, frozen=True):
 class Fault(msgspec.Struct, frozen=True):
     """A fault of ``kind`` at ``at`` that lasts ``seconds``.
 
-    ``value``: the step of a clock in seconds; the changes of the disk that a crash waits for; the
+    ``value``: the step of a clock in seconds; the number of changes to the disk before a crash; the
     number of a tenant.
     """
 
@@ -127,7 +127,7 @@ class Fault(msgspec.Struct, frozen=True):
 
     @property
     def end(self) -> float:
-        """When it is over, in virtual seconds."""
+        """The end of the fault, in virtual seconds."""
         return self.at + self.seconds
 
     def __str__(self) -> str:
@@ -144,7 +144,7 @@ class SimulationPlan(msgspec.Struct, frozen=True):
 
     @property
     def end(self) -> float:
-        """When the last event has come and the last fault is over."""
+        """The virtual time at which the last event has arrived and the last fault is over."""
         ends = [each.at for each in self.arrivals] + [fault.end for fault in self.faults]
         return max(ends, default=0.0)
 
@@ -159,7 +159,7 @@ def make_plan(seed: int, world: World, types: Sequence[str]) -> SimulationPlan:
     seconds = world.hours * 3600
     arrivals = _arrivals(dice, world, types, seconds)
     if world.tenants:
-        # By dice of their own: tenants have objects of the same names.
+        # With separate random numbers, because tenants have objects with the same names.
         owners = random.Random(f"{seed}/tenants")
         arrivals = tuple(
             msgspec.structs.replace(each, tenant=owners.randrange(world.tenants))
@@ -244,6 +244,7 @@ def _extent(dice: random.Random, kind: str, tenants: int) -> tuple[float, float]
     if kind == "deploy":
         return dice.uniform(0.1, 3), 0
     if kind == "upstream":
-        # An event that calls it has eight attempts, and the circuit stays open for longer.
+        # An event that calls the upstream has eight attempts, and the circuit stays open for
+        # longer.
         return dice.choice((0.3, 2.0, 8.0)) * dice.uniform(0.5, 1.5), 0
     return dice.choice((0.3, 2.0, 8.0, 20.0)) * dice.uniform(0.5, 1.5), 0

@@ -1,4 +1,4 @@
-"""Simulations of many seeds, and the story of the first that fails."""
+"""Simulations of many seeds, and the story of the first failure."""
 
 import inspect
 import multiprocessing
@@ -17,7 +17,7 @@ from .plan import SimulationPlan, World, make_plan
 from .stories import describe, shrink
 from .world import Result, Simulation
 
-#: Handlers, or a function that makes them anew for each seed.
+#: Handlers, or a function that creates them for each seed.
 Handlers = HandlerRegistry | Callable[[], HandlerRegistry]
 
 #: Called at the end of each seed, with the records of the store if it takes an argument.
@@ -68,23 +68,24 @@ def simulate(
     sockets and SQLite's disk are replaced in the whole process meanwhile.
 
     Args:
-        handlers: those under test, or a function that makes them for each seed.
-        seeds: how many, beginning at 0, or which ones.
-        world: what the worlds are like.
-        check: is called after each seed and raises AssertionError; if it takes an argument, that is
-            the sequence of the store's :class:`~sdk_trio.records.deliveries.DeliveryRecord`.
-        plan: a plan in JSON, as a test that was written for a failure has it; ``seeds`` is ignored.
-        progress: is called with each seed before it runs, or with ``jobs`` after it has run.
-        jobs: how many processes share the seeds; they are forks of this one.
+        handlers: the handlers under test, or a function that creates them for each seed.
+        seeds: the number of seeds, counted from 0, or the seeds themselves.
+        world: describes the worlds.
+        check: called after each seed, raises AssertionError. Its argument, if it takes one, is the
+            sequence of the store's :class:`~sdk_trio.records.deliveries.DeliveryRecord`.
+        plan: a plan in JSON, as in a test that was written for a failure; ``seeds`` is then
+            ignored.
+        progress: called with each seed before it runs, or with ``jobs`` after it has run.
+        jobs: the number of processes that share the seeds; they are forks of this one.
 
     Returns:
-        what was simulated, if no seed failed.
+        The sums over all seeds, if none failed.
 
     Raises:
         SimulationFailedError: a seed failed: an event was lost, ran twice or ended dead, an
             assertion of a handler or of ``check`` failed, or the runtime broke another promise.
         NotSupportedError: this release of Trio cannot be simulated, a loop is running, or the
-            application handles no type that there is a sample of.
+            application handles no type with a sample.
     """
     _require_no_loop()
     world = World() if world is None else world
@@ -138,7 +139,7 @@ def _shared(
     jobs: int,
 ) -> Generator[Result]:
     """Yield the results of seeds that several processes run, in the order of the seeds."""
-    # Forks have the handlers, which could not be pickled.
+    # Forked processes inherit the handlers, which cannot be pickled.
     context = multiprocessing.get_context("fork")
     pool = context.Pool(jobs, initializer=_adopt, initargs=(run_seed,))
     try:
@@ -165,12 +166,12 @@ _run_seed: Callable[[int], Result]
 
 
 def _bare(result: Result) -> Result:
-    """Return a result without its story, which needs more memory than all else."""
+    """Return a result without its story, which needs most of the memory."""
     return msgspec.structs.replace(result, story=())
 
 
 def handled_types(handlers: HandlerRegistry) -> Sequence[str]:
-    """Return the types with a handler of which there is a sample, else some of each kind.
+    """Return the handled types that have a sample, or some of each kind for a fallback.
 
     Raises:
         NotSupportedError: there is none.
@@ -190,7 +191,7 @@ def handled_types(handlers: HandlerRegistry) -> Sequence[str]:
 def _require_no_loop() -> None:
     if trio.lowlevel.in_trio_run():
         raise NotSupportedError(
-            "a simulation is a run of its own: call simulate() from a plain function, outside of "
+            "a simulation starts an event loop: call simulate() from a plain function, outside of "
             "trio.run"
         )
 

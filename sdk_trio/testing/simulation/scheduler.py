@@ -1,7 +1,7 @@
 """Deterministic scheduling in Trio, and hosts whose tasks can be frozen.
 
-Trio has no public interface for either. Everything that a simulation needs of Trio's private parts
-is in this file; :func:`require_trio` raises if a release of Trio has changed them.
+Trio has no public interface for either. Only this file uses Trio's private parts;
+:func:`require_trio` raises if a release of Trio has changed them.
 """
 
 import heapq
@@ -18,7 +18,7 @@ from trio._core import _run
 
 from ...errors import NotSupportedError
 
-#: The names of Trio's private parts that are used, by the object that has them.
+#: The names of the private parts of Trio in use, by the object that has them.
 _PRIVATE: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (_run, ("_ALLOW_DETERMINISTIC_SCHEDULING", "_r", "GLOBAL_RUN_CONTEXT", "Runner", "Task")),
     (_run.Runner, ("reschedule", "runq")),
@@ -28,7 +28,7 @@ _PRIVATE: tuple[tuple[Any, tuple[str, ...]], ...] = (
 )
 
 
-#: The rounds of the scheduler at one moment of the virtual time after which tasks run in circles.
+#: After this many rounds of the scheduler at one virtual time, tasks are considered livelocked.
 MOST_ROUNDS = 20_000
 
 
@@ -43,7 +43,7 @@ def require_trio() -> None:
 
 
 def loop_of_this_task() -> Callable[[], AbstractContextManager[None]]:
-    """Return a function that makes code of another thread run as a part of the current task.
+    """Return a context manager in which code of another thread runs as part of this task.
 
     The event loop must wait meanwhile.
     """
@@ -58,7 +58,7 @@ def loop_of_this_task() -> Callable[[], AbstractContextManager[None]]:
 
 
 class Timers:
-    """The virtual time, and the tasks that sleep.
+    """The virtual time, and the sleeping tasks.
 
     A third of the CPU time of a simulation was that of Trio's mock clock and of ``trio.sleep``,
     which makes a cancel scope, cancels it and catches the exception. These timers only wake a task.
@@ -70,7 +70,7 @@ class Timers:
         self._sleeping: list[tuple[float, int, trio.lowlevel.Task]] = []
         self._awake: set[int] = set()
         self._numbers = itertools.count()
-        #: Moves the time when every task waits.
+        #: Advances the time when every task waits.
         self.clock: trio.testing.MockClock = trio.testing.MockClock(autojump_threshold=0.0)
         clock = self.clock
         replaced = {
@@ -94,7 +94,7 @@ class Timers:
         at = min(deadlines.next_deadline(), sleeping[0][0] if sleeping else math.inf)
         if self.now < at < math.inf:
             self.now = at
-            # In this round, too, so that neither kind of deadline always comes first.
+            # Also in this round, so that neither kind of deadline always comes first.
             deadlines.expire(at)
             self._wake()
 
@@ -147,7 +147,7 @@ class Hosts(trio.abc.Instrument):
 
     Args:
         now: returns the virtual time.
-        livelocked: is called when tasks run on and on while the virtual time stands.
+        livelocked: called when tasks keep running while the virtual time does not advance.
     """
 
     def __init__(self, now: Callable[[], float], livelocked: Callable[[], object]) -> None:
@@ -177,7 +177,7 @@ class Hosts(trio.abc.Instrument):
         self._to_freeze.append((tuple(hosts), then))
 
     def thaw(self, host: Hashable) -> None:
-        """Let the tasks of ``host`` go on."""
+        """Let the tasks of ``host`` continue."""
         for task, value in self._frozen.pop(host, ()):
             trio.lowlevel.reschedule(task, value)
 

@@ -1,8 +1,9 @@
 """The sender of a simulation: it behaves as real senders of webhooks do.
 
-It signs by Standard Webhooks, gives up on an answer after ten seconds, repeats an event with
-backoff up to ten times, delivers some twice, and disables an endpoint after ten events in a row
-that it could not deliver. It skips what is pending then. Somebody enables it again after a while.
+- It signs by Standard Webhooks, and waits ten seconds for an answer.
+- It repeats an event with backoff up to ten times, and delivers some twice.
+- It disables an endpoint after ten undelivered events in a row, and skips pending ones. The
+  endpoint is enabled again after a while.
 """
 
 import random
@@ -18,7 +19,7 @@ from .plan import Arrival
 from .tenants import organization_of
 from .virtual import BEGIN
 
-#: Times of real senders, in seconds: for an answer, before the second attempt, and the longest one.
+#: Times of real senders, in seconds: for an answer, before the second attempt, and at most.
 ANSWER_SECONDS = 10.0
 BACKOFF_SECONDS = 4.0
 LONGEST_BACKOFF_SECONDS = 600.0
@@ -34,7 +35,7 @@ def wait_after(attempt: int, dice: random.Random) -> float:
     return backoff * dice.uniform(0.5, 1.5)
 
 
-#: Opens a connection, and raises OSError where none can be had.
+#: Opens a connection; raises OSError if that fails.
 Dial = Callable[[], Awaitable[trio.SocketStream]]
 
 
@@ -43,11 +44,11 @@ class Sender:
 
     Args:
         seed: its dice.
-        secret: it signs with this.
+        secret: signs the deliveries.
         path: the endpoint's.
         dial: connects.
-        tell: writes a line of the story.
-        acknowledged: is called with the id of each event that was answered 2xx.
+        record: writes a line of the story.
+        acknowledged: called with the id of each event that was answered 2xx.
     """
 
     def __init__(
@@ -56,19 +57,19 @@ class Sender:
         secret: Secret,
         path: str,
         dial: Dial,
-        tell: Callable[..., None],
+        record: Callable[..., None],
         acknowledged: Callable[[str], None],
     ) -> None:
         self._seed = seed
         self._secret = secret
         self._path = path
         self._dial = dial
-        self._tell = tell
+        self._record = record
         self._acknowledged = acknowledged
         self._failed_in_a_row = 0
         self._disabled_until = 0.0
         self._disablings = 0
-        #: The network is calm: no connection is cut any more.
+        #: The network is calm: no connection is interrupted any more.
         self.calm = False
 
     async def deliver(self, arrival: Arrival) -> None:
@@ -84,9 +85,9 @@ class Sender:
         )
         begun = self._disablings
         for attempt in range(1, ATTEMPTS + 1):
-            # Disabling also skips what was pending then.
+            # Disabling also skips pending events.
             if trio.current_time() < self._disabled_until or self._disablings != begun:
-                self._tell("sender.skips", id=arrival.webhook_id)
+                self._record("sender.skips", id=arrival.webhook_id)
                 return
             if await self._try(arrival, body, dice, attempt):
                 self._failed_in_a_row = 0
@@ -100,13 +101,13 @@ class Sender:
             await self._try(arrival, body, dice, ATTEMPTS + 1)
 
     def _give_up(self, arrival: Arrival) -> None:
-        self._tell("sender.gives_up", id=arrival.webhook_id)
+        self._record("sender.gives_up", id=arrival.webhook_id)
         self._failed_in_a_row += 1
         if self._failed_in_a_row >= FAILED_EVENTS:
             self._failed_in_a_row = 0
             self._disabled_until = trio.current_time() + ENABLED_AFTER_SECONDS
             self._disablings += 1
-            self._tell("sender.disables_endpoint")
+            self._record("sender.disables_endpoint")
 
     async def _try(self, arrival: Arrival, body: bytes, dice: random.Random, attempt: int) -> bool:
         now = BEGIN + trio.current_time()
@@ -114,7 +115,7 @@ class Sender:
             body, secret=self._secret, webhook_id=arrival.webhook_id, timestamp=int(now)
         )
         latency = dice.expovariate(50)
-        # The dice are the same whether the network is calm or not.
+        # Draw the same random numbers whether the network is calm or not.
         cut = dice.random() < 0.06 and not self.calm
         twice = dice.random() < 0.06
         status: int | str = "timeout"
@@ -126,7 +127,7 @@ class Sender:
                     status = await self._exchange(signed, cut)
             else:
                 status = await self._exchange(signed, cut)
-        self._tell(
+        self._record(
             "sender.delivers",
             id=arrival.webhook_id,
             type=arrival.type,

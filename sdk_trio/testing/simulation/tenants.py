@@ -9,7 +9,7 @@ from ...records.deliveries import DeliveryRecord, DeliveryState
 from ...runtime import Runtime
 from .audit import Auditor
 
-#: The seconds that one change may take before the operator tries again, and before that.
+#: The seconds that one change may take, and the wait before the operator tries again.
 PATIENCE_SECONDS = 15.0
 AGAIN_SECONDS = 0.5
 
@@ -25,11 +25,11 @@ def identifier_of(tenant: int) -> str:
 
 
 class Operator:
-    """Changes tenants through a runtime that serves, and tries again until that has succeeded.
+    """Changes tenants through a serving runtime, and retries until that succeeds.
 
     Args:
         runtimes: returns the runtimes that serve.
-        auditor: learns which tenants are suspended.
+        auditor: gets the suspensions.
     """
 
     def __init__(self, runtimes: Callable[[], Sequence[Runtime]], auditor: Auditor) -> None:
@@ -53,7 +53,7 @@ class Operator:
                             identifier,
                             name=identifier,
                             organization_id=organization_of(tenant),
-                            # Without one a tenant cannot be suspended.
+                            # Without an email address a tenant cannot be suspended.
                             site_manager_email=f"{identifier}@example.com",
                             site_manager_email_verified=True,
                         )
@@ -64,7 +64,7 @@ class Operator:
         return False
 
     async def suspend(self, tenant: int, seconds: float) -> None:
-        """Suspend a tenant for so long; overlapping suspensions end together."""
+        """Suspend a tenant for ``seconds``; overlapping suspensions end together."""
         self._suspensions[tenant] = self._suspensions.get(tenant, 0) + 1
         self._auditor.may_park(identifier_of(tenant))
         if await self._change(tenant, active=False):

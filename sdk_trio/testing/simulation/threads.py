@@ -1,10 +1,11 @@
-"""The executor of a simulation: what would run in a thread runs in the event loop's thread.
+"""The executor of a simulation: it runs the jobs of threads in the event loop's thread.
 
-A job runs as one step. Its outcome is delivered as an event of its own, so that other tasks run in
-between, at once or after a delay of the dice: a thread that waits for its processor, or for a disk.
+A job runs as one step. Its outcome is delivered as a separate step, at once or after a random
+delay, and other tasks run in between. The delay represents a thread that waits for a processor or a
+disk.
 
 A job that commits a transaction can be two steps, with other tasks between its work and the commit.
-Such a job has a thread, which runs only while the event loop waits for it.
+Such a job has its own thread, which runs only while the event loop waits for it.
 """
 
 import contextvars
@@ -42,34 +43,34 @@ NO_DELAY = Delay()
 
 
 class _PausingJob(Generic[T]):
-    """A job in a thread that runs only while :meth:`go_on` waits for it."""
+    """A job in a thread that runs only while :meth:`resume` waits for it."""
 
     def __init__(self, job: Callable[[], T]) -> None:
         self._job = contextvars.copy_context().run, job
         self._loop = loop_of_this_task()
         self._may_run = threading.Semaphore(0)
-        self._stands = threading.Semaphore(0)
+        self._has_paused = threading.Semaphore(0)
         self._abandoned = False
         self.result: outcome.Outcome[T] | None = None
         threading.Thread(target=self._run, daemon=True).start()
 
-    def go_on(self) -> bool:
+    def resume(self) -> bool:
         """Run the job until it pauses or ends; return whether it has ended."""
         self._may_run.release()
-        self._stands.acquire()
+        self._has_paused.acquire()
         return self.result is not None
 
     def abandon(self) -> None:
-        """End the job where it pauses, by :class:`HostDownError`."""
+        """End the paused job by raising :class:`HostDownError` in it."""
         self._abandoned = True
         while self.result is None:
-            self.go_on()
+            self.resume()
 
     def pause(self) -> None:
         """Let other tasks run; called by the job."""
         if self._abandoned:
             raise HostDownError
-        self._stands.release()
+        self._has_paused.release()
         self._may_run.acquire()
         if self._abandoned:
             raise HostDownError
@@ -79,7 +80,7 @@ class _PausingJob(Generic[T]):
         run, job = self._job
         with self._loop():
             self.result = outcome.capture(run, job)
-        self._stands.release()
+        self._has_paused.release()
 
 
 class InlineExecutor(Executor):
@@ -87,7 +88,7 @@ class InlineExecutor(Executor):
 
     Args:
         delay: returns the delays of the next job.
-        machine: returns the current host's; jobs of one that has crashed have no outcome.
+        machine: returns the current host's machine; jobs of a crashed one have no outcome.
     """
 
     def __init__(self, delay: Callable[[], Delay], machine: Callable[[], Machine | None]) -> None:
@@ -96,7 +97,7 @@ class InlineExecutor(Executor):
         self._pausing: _PausingJob[object] | None = None
 
     def pause(self) -> None:
-        """Let other tasks run in the middle of a job, if the dice say so."""
+        """Let other tasks run in the middle of a job, at random."""
         if self._pausing is not None:
             self._pausing.pause()
 
@@ -136,32 +137,32 @@ class InlineExecutor(Executor):
     async def perform(
         self, job: Callable[[], T], within: float | None = None
     ) -> "outcome.Outcome[T]":
-        """Run ``job``; a host that crashes in the middle of it does not go on."""
-        result = outcome.capture(job) if within is None else await self._run_apart(job, within)
+        """Run ``job``; if the host crashes in the middle, the job does not continue."""
+        result = outcome.capture(job) if within is None else await self._run_in_steps(job, within)
         machine = self._machine()
         if machine is not None and machine.down:
-            await machine.buried.wait()
+            await machine.discarded.wait()
             return outcome.Error(HostDownError(machine.name))
         return result
 
-    async def _run_apart(self, job: Callable[[], T], within: float) -> "outcome.Outcome[T]":
-        apart = _PausingJob(job)
+    async def _run_in_steps(self, job: Callable[[], T], within: float) -> "outcome.Outcome[T]":
+        pausing = _PausingJob(job)
         try:
-            while not self._let_go_on(apart):
+            while not self._resume(pausing):
                 await trio.sleep(within)
                 machine = self._machine()
                 if machine is not None and machine.down:
-                    await machine.buried.wait()
+                    await machine.discarded.wait()
                     break
         finally:
-            apart.abandon()
-        assert apart.result is not None
-        return apart.result
+            pausing.abandon()
+        assert pausing.result is not None
+        return pausing.result
 
-    def _let_go_on(self, job: "_PausingJob[T]") -> bool:
+    def _resume(self, job: "_PausingJob[T]") -> bool:
         self._pausing = job  # type: ignore[assignment]
         try:
-            return job.go_on()
+            return job.resume()
         finally:
             self._pausing = None
 

@@ -1,4 +1,4 @@
-"""The upstream of a simulation: it answers as the user's own one, but for its outages."""
+"""The upstream of a simulation: the user's own upstream, with outages."""
 
 import random
 from collections.abc import Callable
@@ -13,7 +13,7 @@ SETTINGS = {
     "AccessToken": "simulated-token",
 }
 
-#: The mean time of an answer, in seconds, and the share of requests that fail without an outage.
+#: The mean time of an answer in seconds, and the share of requests that fail without an outage.
 ANSWER_SECONDS = 0.05
 FAILING = 0.02
 
@@ -27,10 +27,10 @@ class SimulatedUpstream(httpx.AsyncBaseTransport):
     """A transport with outages.
 
     Args:
-        upstream: gives the answers.
+        upstream: answers the requests.
         dice: choose how a request fails.
         fails: returns whether there is an outage.
-        tell: writes a line of the story.
+        record: writes a line of the story.
     """
 
     def __init__(
@@ -38,20 +38,20 @@ class SimulatedUpstream(httpx.AsyncBaseTransport):
         upstream: httpx.AsyncBaseTransport,
         dice: random.Random,
         fails: Callable[[], bool],
-        tell: Callable[..., None],
+        record: Callable[..., None],
     ) -> None:
         self._upstream = upstream
         self._dice = dice
         self._fails = fails
-        self._tell = tell
+        self._record = record
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Answer, or fail."""
-        # The dice are the same whether it fails or not.
+        # Draw the same random numbers whether it fails or not.
         seconds, unlucky = self._dice.expovariate(1 / ANSWER_SECONDS), self._dice.random() < FAILING
         outage = self._dice.choice(_OUTAGES)
         failing = self._fails() or unlucky
-        self._tell("upstream.is_called", path=request.url.path, fault=outage if failing else "")
+        self._record("upstream.is_called", path=request.url.path, fault=outage if failing else "")
         await trio.sleep(seconds)
         return await (self._fail(request, outage) if failing else self._answer(request))
 
@@ -64,7 +64,7 @@ class SimulatedUpstream(httpx.AsyncBaseTransport):
             case "refused":
                 raise httpx.ConnectError("the upstream refuses connections")
             case "reset":
-                # The request is carried out, and the client does not hear of it.
+                # The request is executed, but the client gets no answer.
                 await self._answer(request)
                 raise httpx.ReadError("the connection was reset")
             case "timeout":

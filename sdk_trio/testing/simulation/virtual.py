@@ -1,4 +1,4 @@
-"""Virtual time and seeded randomness, in place of everything that a process asks the system for."""
+"""Virtual time and seeded randomness, instead of the system's."""
 
 import gc
 import os
@@ -24,9 +24,9 @@ PROCESS_ID = 1000
 
 
 class VirtualTime:
-    """The time of one simulation. It moves only while every task waits.
+    """The time of one simulation. It advances only while every task waits.
 
-    ``offset_of`` returns by how many seconds the wall clock of the current host is wrong.
+    ``offset_of`` returns the error of the current host's wall clock, in seconds.
     """
 
     def __init__(self, offset_of: Callable[[], float]) -> None:
@@ -44,7 +44,7 @@ class VirtualTime:
         return BEGIN + self._timers.now + self._offset_of()
 
     def sleep(self, seconds: float) -> None:
-        """Let ``seconds`` pass while the caller blocks; so the world stands still meanwhile."""
+        """Let ``seconds`` pass while the caller blocks; no other task runs meanwhile."""
         self._timers.jump(max(0.0, seconds))
 
     def nanoseconds(self) -> int:
@@ -74,8 +74,8 @@ def seeded(seed: int) -> Iterator[None]:
     """Draw all randomness of the process from ``seed`` within the block.
 
     That is ``random``, ``secrets``, ``os.urandom``, ``uuid.uuid4``, the tokens of leases, and the
-    process id. The garbage collector is off meanwhile: it would run finalizers at moments of its
-    own choice.
+    process id. The garbage collector is off meanwhile, because it would run finalizers at random
+    moments.
     """
     source = random.Random(f"{seed}/urandom")
 

@@ -1,4 +1,5 @@
-"""One seed: a world in one ``trio.run``, its plan carried out, and the auditor's verdict."""
+"""The simulation of one seed: a world in one ``trio.run`` that executes a plan, and the auditor's
+verdict."""
 
 import hashlib
 import os
@@ -33,29 +34,29 @@ from .threads import NO_DELAY, Delay, InlineExecutor
 from .upstream import SimulatedUpstream
 from .virtual import VirtualTime, seeded
 
-#: The virtual seconds without any progress after which what is not finished never will be: longer
-#: than a lease lasts, and than the queue takes to poll.
+#: After this many virtual seconds without progress, unfinished events will never finish. It is
+#: longer than a lease and than the polling interval of the queue.
 STUCK_SECONDS = 110.0
 
-#: The virtual seconds after the last fault after which a world that goes on is ended.
+#: A world that still runs this many virtual seconds after the last fault is ended.
 LONGEST_REST_SECONDS = 4 * 3600.0
 
-#: The seconds after the last commit until nothing is in memory any more.
+#: This many seconds after the last commit, memory must hold no event.
 SETTLE_SECONDS = 1.0
 
-#: Stalls of so many seconds may cost a host its leases.
+#: After a stall of this many seconds, a host may lose its leases.
 LONG_STALL_SECONDS = 60.0
 
-#: The seconds beyond the longest backoff that a retry may be planned ahead.
+#: A retry may be planned this many seconds beyond the longest backoff.
 RETRY_SLACK_SECONDS = 60.0
 
-#: The virtual seconds beside the drain timeout within which a stop has to end.
+#: A stop must end within the drain timeout and this many virtual seconds.
 STOP_SECONDS = 5.0
 
 _PATH = "/hooks/sdk"
 
-#: A directory in memory, if there is one: the files of a world need no real disk. The directory
-#: that is made in it has a random name and is private.
+#: A file system in memory, if there is one: the files of a world need no real disk. The directory
+#: created in it has a random name and is private.
 _MEMORY = "/dev/shm"
 
 
@@ -71,7 +72,7 @@ class Result(msgspec.Struct, frozen=True):
 
     @property
     def digest(self) -> str:
-        """A hash of the whole story: equal for equal simulations."""
+        """A hash of the whole story; equal simulations have equal hashes."""
         text = "\n".join(map(str, self.story))
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -80,10 +81,10 @@ class Simulation:
     """The world of one seed.
 
     Args:
-        plan: what happens.
-        world: how the world is.
-        handlers: makes the handlers of each incarnation of a host.
-        check: is called at the end with all records, and raises AssertionError.
+        plan: the events and faults.
+        world: its description.
+        handlers: creates the handlers of each incarnation of a host.
+        check: called at the end with all records; raises AssertionError.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class Simulation:
         self.auditor: Auditor = Auditor(self.time.now)
         self.journal: Journal = Journal(self.time.now, self._machine, self._note)
         #: Writes a line of the story.
-        self.tell: Callable[..., None] = self.journal.tell
+        self.record: Callable[..., None] = self.journal.record
         self.secret: Secret = Secret("whsec_c2ltdWxhdGVkIHNlY3JldCBvZiAzMiBieXRlcyEhISE=")
         self._power_fails = False
         #: Seconds by which the wall clock of the hosts is wrong.
@@ -122,11 +123,11 @@ class Simulation:
                 world.upstream(),
                 random.Random(f"{plan.seed}/upstream"),
                 lambda: self.time.now() < self._upstream_until,
-                self.tell,
+                self.record,
             )
 
     def run(self) -> Result:
-        """Run the world to its end, and return what it has shown."""
+        """Run the world to its end, and return the result."""
         with ExitStack() as stack:
             in_memory = os.access(_MEMORY, os.W_OK)
             self.root: str = tempfile.mkdtemp(prefix="sdk-", dir=_MEMORY if in_memory else None)
@@ -180,14 +181,14 @@ class Simulation:
         left = self._hang_until - self.time.now()
         roll = self._dice.random()
         if left > 0:
-            # The disk hangs before it is asked, in the middle of a commit, or when it has answered.
+            # The disk hangs before a job, in the middle of a commit, or after a job.
             place = int(roll * 3)
         elif roll < 0.85:
             return NO_DELAY
         else:
             left, place = roll / 50, int((roll - 0.85) * 20)
         if place == 1 and self.world.processes > 1:
-            # The lock of the processes that write is held then, and waiting for it is one step.
+            # The job holds the write lock then, and waiting for that is one step.
             place = 0
         return Delay(
             before=left if place == 0 else 0.0,
@@ -200,7 +201,7 @@ class Simulation:
         return None if self._upstream is None else Client(settings, self._upstream)
 
     def trouble(self, webhook_id: str, run: int) -> Trouble | None:
-        """Return what goes wrong in a run of an event's handler, counted from 0."""
+        """Return the trouble of an event's handler in its run number ``run``, counted from 0."""
         troubles = self._troubles.get(webhook_id, ())
         return troubles[run] if run < len(troubles) else None
 
@@ -220,14 +221,14 @@ class Simulation:
         self.path = _PATH
         self.auditor.remembers = self._remembers
         self._operator = Operator(self._runtimes, self.auditor)
-        self._feed = FeedClient(self.plan.seed, self.members[0], self.auditor, self.tell)
+        self._feed = FeedClient(self.plan.seed, self.members[0], self.auditor, self.record)
         self.auditor.tenants = {
             each.webhook_id: identifier_of(each.tenant)
             for each in self.plan.arrivals
             if each.tenant is not None
         }
         self.sender: Sender = Sender(
-            self.plan.seed, self.secret, _PATH, self._dial, self.tell, self.auditor.acknowledge
+            self.plan.seed, self.secret, _PATH, self._dial, self.record, self.auditor.acknowledge
         )
         async with trio.open_nursery() as self.nursery:
             for member in self.members:
@@ -269,7 +270,7 @@ class Simulation:
                     faults.start_soon(self._at, fault.at, self._happen, fault)
             await trio.sleep_until(self.plan.end)
             self.sender.calm = True
-            self.tell("world.calm")
+            self.record("world.calm")
 
     async def _at(self, at: float, function: Any, argument: Any) -> None:
         await trio.sleep_until(at)
@@ -282,10 +283,10 @@ class Simulation:
         return await self._network_dice.choice(listening).dial()
 
     async def take_over(self, dead: str, heir: str) -> bool:
-        """Take away the leases of a process that has ended, as the supervisor of several does.
+        """Release the leases of an ended process, as the supervisor of several does.
 
         Returns:
-            Whether its successor has to be careful.
+            Whether the ended process may have left runs behind.
         """
         self._orphans[dead] = heir
         for member in self.members if len(self.members) > 1 else ():
@@ -303,8 +304,8 @@ class Simulation:
         return True
 
     async def _happen(self, fault: Fault) -> None:
-        self.tell("fault", what=str(fault))
-        # By the fault alone, so that the victim stays the same when others are left out.
+        self.record("fault", what=str(fault))
+        # From this fault only, so that the victim stays the same when other faults are removed.
         dice = random.Random(f"{self.plan.seed}/{fault.at}")
         victim = dice.choice(self.members)
         match fault.kind:
@@ -347,7 +348,7 @@ class Simulation:
         self.crash(victims, restart_after=fault.seconds)
 
     def crash(self, victims: Sequence[Host], *, restart_after: float | None = None) -> None:
-        """Crash processes; a power cut takes all of them, and what the disk has not yet."""
+        """Crash processes; a power cut crashes all of them and loses unsynced writes."""
         if self._power_fails:
             victims = self.members
         machines = [
@@ -358,7 +359,7 @@ class Simulation:
             for machine in machines:
                 machine.let_go()
             if self._power_fails:
-                self.tell("disk.lost", blocks=self.disk.cut_power())
+                self.record("disk.lost", blocks=self.disk.cut_power())
             for machine in machines:
                 machine.gone.set()
 
@@ -368,7 +369,7 @@ class Simulation:
     # -- at rest -----------------------------------------------------------------------------
 
     async def _rest(self) -> None:
-        """Wait until nothing is left to do; whoever makes no progress never will."""
+        """Wait until no work is left; without progress for long enough, work never ends."""
         progress: object = None
         since = self.time.now()
         due = 0.0
@@ -418,7 +419,7 @@ class Simulation:
         for runtime in self._runtimes():
             try:
                 return await records_of(runtime.receiver.store)
-            except SdkError:  # it tells the same as a host that is away
+            except SdkError:  # treated like a host that is down
                 break
         await trio.lowlevel.checkpoint()
         return None
