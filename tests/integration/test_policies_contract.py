@@ -387,8 +387,8 @@ async def test_a_suspect_that_is_superseded_is_reported(stores: Stores) -> None:
     obeyed = limits(order_updated=GroupLimit(coalesce=True))
     assert await take(killed, obeyed) == ["a"]
     await killed.start("a", now=NOW)
-    await heir.take_over("killed", heir="nobody", now=NOW)
-    await heir.take_over("nobody", heir="heir", now=NOW)
+    await heir.take_over("killed", heir="absent", now=NOW)
+    await heir.take_over("absent", heir="heir", now=NOW)
     await heir.release(["a"])
     await heir.accept(state("b", 2), leased=False)
     due = await heir.take_suspects(limit=9, now=NOW, limits=obeyed)

@@ -309,7 +309,7 @@ def test_svix_reads_no_headers_of_another_name() -> None:
 
 
 def test_an_id_of_github_is_not_signed() -> None:
-    # docs/how-to/source-github.md says so: only deduplication stops a replay, and only of the
+    # As docs/how-to/source-github.md says, only deduplication stops a replay, and only of the
     # same id.
     github = BY_NAME["github"]
     headers, body = delivery(github)

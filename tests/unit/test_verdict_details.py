@@ -53,6 +53,7 @@ def test_the_causes_are_a_closed_set() -> None:
         "too_new",
         "bad_signature_header",
         "no_match",
+        "not_an_event",
     ]
 
 
@@ -102,7 +103,6 @@ def test_the_causes_are_a_closed_set() -> None:
         (
             headers(signature=b"v1," + base64.b64encode(b"s" * 32)),
             "no_match",
-            "not_an_event",
             "signature made with another secret, or the body was changed in transit: a proxy that "
             "re-encodes JSON does that.",
         ),
