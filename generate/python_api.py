@@ -294,10 +294,11 @@ def _of_function(definition: ast.stmt | None) -> dict[str, str]:
 
 
 def _unquoted(annotation: ast.expr) -> str:
-    text = ast.unparse(annotation)
     # A field of the settings: its type, without the description beside it.
-    text = re.sub(r"^Annotated\[(.*?), .*$", r"\1", text, flags=re.DOTALL)
-    return text.replace("'", "")
+    match annotation:
+        case ast.Subscript(ast.Name("Annotated"), ast.Tuple([kind, *_])):
+            annotation = kind
+    return ast.unparse(annotation).replace("'", "")
 
 
 def _default(value: Any) -> str:

@@ -106,7 +106,8 @@ METRICS: Final = (
         "sdk_webhook_handler_seconds",
         "histogram",
         "Duration of each handler run, whatever its outcome; a type outside the catalogue counts "
-        "as other.",
+        "as other. Events of a source have the label source, and their types are those with a "
+        "handler.",
         ("type", "mode"),
     ),
     Metric(

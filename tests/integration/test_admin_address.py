@@ -380,7 +380,10 @@ async def test_replayed_events_run_at_once(store):
         ("/api/events?after=9223372036854775808", "after takes"),
         ("/api/events?after=%C3%A9", "after takes"),
         ("/api/events?limit=%FF", "the query is not understood"),
-        ("/api/events?stat=dead", "the query takes type, state, tenant, subject, since, until"),
+        (
+            "/api/events?stat=dead",
+            "the query takes type, state, tenant, source, subject, since, until",
+        ),
         ("/api/events?before=x", "before takes a number from 0"),
         ("/api/events?order=up", "order takes newest or oldest"),
         ("/api/events?since=yesterday", "since takes Unix seconds or a time such as 2026-01"),
