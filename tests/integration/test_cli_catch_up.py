@@ -10,6 +10,8 @@ from support.outage import Clock, at, order
 from support.scripted_upstream import answer_requests
 from support.upstreams import Upstream, serving
 
+from sdk_trio.cli import catch_up
+from sdk_trio.reconcile.catch_up import CatchUp
 from sdk_trio.records.deliveries import DeliveryState
 from sdk_trio.testing import SendingUpstream
 
@@ -22,6 +24,9 @@ async def run(tmp_path, monkeypatch, capsys):
     """Return a function that runs a command in a thread; ``run.upstream`` is the upstream."""
     clear_environment(monkeypatch)
     monkeypatch.chdir(tmp_path)
+    # No receiver runs the waiting events, and the upstream needs no pause after each page.
+    monkeypatch.setattr(catch_up, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setitem(CatchUp.__init__.__kwdefaults__, "page_seconds", 0.01)
     for name, value in {
         "MODE": "Custom",
         "ENVIRONMENT": "Development",

@@ -209,7 +209,7 @@ def test_the_store_s_results_for_a_sender_do_not_depend_on_the_others(
         machine,
         settings=settings(
             # Each step is a round trip to another process.
-            max_examples=4 if machine.backend == "postgres" else 15,
+            max_examples=3 if machine.backend == "postgres" else 10,
             stateful_step_count=30,
             deadline=None,
             phases=(Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink),
