@@ -26,6 +26,8 @@ from pathlib import Path
 import attrs
 import pytest
 import trio
+from opentelemetry import trace
+from opentelemetry.util._once import Once
 from support.daemon import clean_environment
 from support.deliveries import SECRET
 
@@ -132,6 +134,9 @@ def test_the_python_of_a_page_runs(page, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     for key, value in ENVIRONMENT.items():
         monkeypatch.setenv(key, value)
+    # A page sets it, and later tests of this process must not be traced.
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", None)
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER_SET_ONCE", Once())
     module = types.ModuleType("blocks_of_page")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     for block in PYTHON[page]:
