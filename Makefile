@@ -3,9 +3,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# Processes that run tests side by side: half as many again as there are processors, since many tests
+# Processes that run tests side by side: twice as many as there are processors, because many tests
 # wait for another process.
-WORKERS ?= $(shell expr 3 \* $$(nproc) / 2)
+WORKERS ?= $(shell expr 2 \* $$(nproc))
 
 # The optional checks: no generator that holds a scope (900), a checkpoint on every path (910-913).
 # ASYNC114 asks for a list of startable names, which every `task_status` parameter already is;
