@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 # Processes that run tests side by side: twice as many as there are processors, because many tests
 # wait for another process.
 WORKERS ?= $(shell expr 2 \* $$(nproc))
+# What is compiled once is kept: pytest's rewriting of the tests alone takes twenty seconds.
+unexport PYTHONDONTWRITEBYTECODE
 
 # The optional checks: no generator that holds a scope (900), a checkpoint on every path (910-913).
 # ASYNC114 asks for a list of startable names, which every `task_status` parameter already is;
@@ -29,7 +31,7 @@ FLAKE8_ASYNC_CONNECTIONS := --enable ASYNC,ASYNC900 \
 ON_ASYNCIO := sdk_trio/asgi/%
 FLAKE8_ASYNC_ASYNCIO := $(FLAKE8_ASYNC_CONNECTIONS),ASYNC102,ASYNC103,ASYNC104,ASYNC120,ASYNC300
 
-.PHONY: run check test lint types imports docs docs-serve package tests coverage generate emulators bench bench-client bench-tenants format clean
+.PHONY: run check test lint types imports docs docs-serve package tests collected coverage generate emulators bench bench-client bench-tenants format clean
 
 run: $(VENV)/.installed
 	$(BIN)/python -m sdk_trio dev
@@ -98,10 +100,15 @@ build/packaging/.installed: pyproject.toml
 RUNNER := python
 tests: $(VENV)/.installed-dev
 	# Programs that tests start are compiled once, as those of an installed package are.
-	$(BIN)/python -m compileall -q sdk_trio
+	$(BIN)/python -m compileall -q sdk_trio tests/support
 	# Each file as a whole, so that its fixtures are made once. In the order of their names, as the
 	# files that take longest (e2e, integration) come first then, and no process waits at the end.
 	$(BIN)/$(RUNNER) -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+# The tests rewritten and compiled by one process, so that the processes of `make tests` need not do
+# it once each.
+collected: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest --collect-only -qq > /dev/null
 
 # The same with coverage, which has to stay above its limit. Tracing takes as much processor time as
 # the tests themselves, so `make test` goes without.

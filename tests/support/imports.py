@@ -33,7 +33,7 @@ def imports(files: dict[str, Path]) -> Iterator[Import]:
 def _of(
     node: ast.AST, module: str, place: str, files: dict[str, Path], inside: str
 ) -> Iterator[Import]:
-    for child in ast.iter_child_nodes(node):
+    for child in _statements(node):
         if isinstance(child, ast.ImportFrom):
             base = child.module or ""
             if child.level:
@@ -49,3 +49,11 @@ def _of(
         else:
             within = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
             yield from _of(child, module, place, files, child.name if within else inside)
+
+
+def _statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield what can hold an import: expressions are left out, because most nodes are in them."""
+    for field in ("body", "handlers", "cases", "orelse", "finalbody"):
+        children = getattr(node, field, ())
+        if isinstance(children, list):
+            yield from children

@@ -2,6 +2,7 @@
 
 import ast
 import collections
+import functools
 import graphlib
 import importlib
 import inspect
@@ -78,7 +79,12 @@ def test_the_tree_of_exceptions_shows_each_below_its_parent(kind):
 
 
 FILES = modules(PACKAGE)
-IMPORTS = tuple(imports(FILES))
+
+
+@functools.cache
+def imports_of_the_package():
+    return tuple(imports(FILES))
+
 
 #: Modules with imports inside functions, and the parts that they load only if needed. All other
 #: imports are at the top of their file.
@@ -154,7 +160,7 @@ MOST_REMARKS = 60
 
 def test_imports_are_not_circular():
     needs = {name: set() for name in FILES}
-    for importer, imported, _ in IMPORTS:
+    for importer, imported, _ in imports_of_the_package():
         # The package itself imports nothing until a name is used.
         if importer not in {"sdk_trio", imported}:
             needs[importer].add(imported)
@@ -169,7 +175,7 @@ def test_imports_are_not_circular():
 
 def test_imports_inside_functions_are_listed():
     inside = collections.defaultdict(list)
-    for each in IMPORTS:
+    for each in imports_of_the_package():
         if each.inside:
             inside[each.importer].append(each.imported)
     new = {importer: names for importer, names in inside.items() if importer not in LAZY_IMPORTS}
@@ -195,7 +201,7 @@ def test_a_decision_takes_clock_randomness_and_environment_as_arguments(module):
 
 def test_small_files_have_a_reason():
     importers = collections.defaultdict(set)
-    for importer, imported, _ in IMPORTS:
+    for importer, imported, _ in imports_of_the_package():
         importers[imported].add(importer)
     small = {
         name: next(iter(importers[name]))
