@@ -12,6 +12,7 @@ import trio
 
 from ..base.clock import wall
 from ..base.logs import get_logger
+from ..base.throttle import longest_wait
 from ..config import Settings
 from ..errors import SdkError, StoreUnavailableError, UnknownTenantError
 from ..records.tenants import Tenant
@@ -37,6 +38,9 @@ WATCH_SECONDS = 60.0
 #: The catch-up begins without the upstream's deliveries after so many checks in which they could
 #: not be requested: what changed must not wait for that list longer.
 DELIVERY_TRIES = 2
+
+#: The wait after a catch-up that failed doubles from ``WATCH_SECONDS`` to so many seconds.
+LONGEST_RETRY_SECONDS = 900.0
 
 #: Progress is logged after so many pages.
 LOG_EVERY_PAGES = 10
@@ -138,6 +142,8 @@ class GapWatch:
         # The states of accounts that were read from the store, by the tenant's id.
         self._states: dict[str | None, AccountState] = {}
         self._catching_up: dict[str | None, trio.CancelScope] = {}
+        # How often an account's catch-up failed in a row, and the time of its next try.
+        self._failures: dict[str | None, tuple[int, float]] = {}
         self._limit = trio.CapacityLimiter(ACCOUNTS_AT_ONCE)
         # The accounts of the last round.
         self._accounts: list[str | None] = [None]
@@ -187,7 +193,8 @@ class GapWatch:
             return
         if not endpoints or not self._options.by_state or key in self._catching_up:
             return
-        if self._states[key].run is not None:
+        _, again_at = self._failures.get(key, (0, 0.0))
+        if self._states[key].run is not None and trio.current_time() >= again_at:
             self._catching_up[key] = trio.CancelScope()
             nursery.start_soon(self._keep_catching_up, tenant, endpoints)
 
@@ -205,6 +212,7 @@ class GapWatch:
                     # Its progress may have been written after its purge.
                     await self._inbox.write_checkpoint(state_name(key), None, term=self._term)
             del self._states[key]
+            self._failures.pop(key, None)
 
     async def check(self, tenant: Tenant | None) -> tuple[ReadEndpoint, ...]:
         """Read the endpoints of an account and note a gap; return the enabled ones.
@@ -230,6 +238,8 @@ class GapWatch:
             state, now = self._states[_key(tenant)], self._clock()
             disabled = [endpoint for endpoint in chosen if not endpoint.enabled]
             if disabled:
+                # The catch-up after a new gap begins soon.
+                self._failures.pop(_key(tenant), None)
                 if state.disabled_since is None:
                     _log.error(
                         "reconciliation.endpoint_disabled",
@@ -291,15 +301,28 @@ class GapWatch:
         self, tenant: Tenant | None, endpoints: tuple[ReadEndpoint, ...]
     ) -> None:
         await trio.lowlevel.checkpoint()
+        key = _key(tenant)
         try:
-            with self._catching_up[_key(tenant)]:
+            with self._catching_up[key]:
                 async with self._limit:
                     await self.catch_up(tenant, endpoints)
+                self._failures.pop(key, None)
         except SdkError as error:
-            # The next check continues where it stopped.
-            _log.warning("reconciliation.catch_up_failed", **_fields(tenant), error=str(error))
+            # A later check continues where it stopped.
+            failures = self._failures.get(key, (0, 0.0))[0] + 1
+            wait = longest_wait(
+                failures, base_seconds=WATCH_SECONDS, cap_seconds=LONGEST_RETRY_SECONDS
+            )
+            # A check that begins at that moment finds the time reached.
+            self._failures[key] = (failures, trio.current_time() + wait - WATCH_SECONDS / 2)
+            _log.warning(
+                "reconciliation.catch_up_failed",
+                **_fields(tenant),
+                error=str(error),
+                retry_in=wait,
+            )
         finally:
-            del self._catching_up[_key(tenant)]
+            del self._catching_up[key]
 
     async def catch_up(
         self, tenant: Tenant | None, endpoints: tuple[ReadEndpoint, ...]

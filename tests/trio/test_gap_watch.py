@@ -148,8 +148,10 @@ async def test_a_list_that_keeps_failing_does_not_hold_up_the_others_and_is_read
     await trio.sleep(HOUR)
     assert [event.subject for event in await inbox.find()] == ["ord_1"]
     assert "these lists could not be read to their end: products" in caplog.text
+    # After 1, 2, 4 and 8 minutes, and then each quarter of an hour.
+    assert 6 <= caplog.text.count("reconciliation.catch_up_failed") <= 8
     failing = False
-    await trio.sleep(180)
+    await trio.sleep(16 * 60)
     assert {event.subject for event in await inbox.find()} == {"ord_1", "prod_1"}
     assert upstream.calls.count(("GET", "/orders/")) == 1  # only the rest was read again
 
@@ -220,3 +222,29 @@ async def test_deliveries_that_cannot_be_requested_hold_up_the_state_for_one_che
     await trio.sleep(180)
     assert [event.subject for event in await inbox.find()] == ["ord_1"]
     assert "reconciliation.deliveries_not_requested" in caplog.text
+
+
+async def test_a_new_gap_does_not_wait_for_a_list_that_kept_failing(
+    watched, autojump_clock, monkeypatch
+):
+    upstream, inbox, *_ = watched
+    answer, failing = upstream.answer, True
+
+    def fail(method, target, token, body):
+        given = answer(method, target, token, body)
+        return (503, {"error": "Sad"}) if failing and "/orders/" in target else given
+
+    monkeypatch.setattr(upstream, "answer", fail)
+    await trio.sleep(600)
+    for _ in range(2):
+        upstream.organization.enabled = False
+        await trio.sleep(HOUR)
+        upstream.enable()
+        await trio.sleep(HOUR)
+    upstream.organization.enabled = False
+    upstream.change("orders", order("ord_1", created=now() - HOUR, modified=now()))
+    await trio.sleep(120)
+    failing = False
+    upstream.enable()
+    await trio.sleep(180)
+    assert [event.subject for event in await inbox.find()] == ["ord_1"]
