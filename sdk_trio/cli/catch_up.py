@@ -20,7 +20,7 @@ if not describing():
     from ..config import Settings
     from ..errors import TenantCredentialsError
     from ..reconcile.catch_up import CatchUp, IncompleteCatchUpError, SyntheticEvent, types_of
-    from ..reconcile.gap import COMMAND_NAME, AccountState, CatchUpRun, state_name
+    from ..reconcile.gap import COMMAND_NAME, AccountState, CatchUpRun, state_name, until_now
     from ..reconcile.gap_watch import endpoints_of, list_accounts
     from ..reconcile.plan import UnknownEndpointError, subscribed_types
     from ..reconcile.reconciler import Reconciler
@@ -59,7 +59,7 @@ def catch_up(arguments: Namespace) -> int:
     """
     now = time.time()
     since: float = arguments.since
-    until: float = now if arguments.until is None else arguments.until
+    until: float = until_now(now) if arguments.until is None else arguments.until
     if since >= until or since > now:
         raise UsageError("--since must be before --until, and not in the future")
     if not types_of(arguments.types):

@@ -12,6 +12,8 @@ from typing import Any, Final
 
 import attrs
 
+from ..storage.coalescing import SKEW_SECONDS
+
 #: The shortest time that the upstream retries a failed event, in seconds. Ten attempts take
 #: 13.5 minutes at least. After a shorter time without contact nothing is lost: its retries arrive.
 LEAST_RETRIES_SECONDS: Final = 600.0
@@ -173,9 +175,17 @@ def found_enabled(state: AccountState, now: float, *, lookback_seconds: float) -
     run = state.run
     if is_gap:
         # An unfinished run may have read its first pages before this gap, so it begins again.
-        run = CatchUpRun(since if run is None else min(since, run.since), now)
+        run = CatchUpRun(since if run is None else min(since, run.since), until_now(now))
     # A clock that was set back must not make the last contact lie in the future.
     return attrs.evolve(state, contact=now, disabled_since=None, run=run)
+
+
+def until_now(now: float) -> float:
+    """Return the end of a range that reaches to ``now``.
+
+    The upstream's clock may be ahead: what it has just changed has a later time there.
+    """
+    return now + SKEW_SECONDS
 
 
 def found_disabled(state: AccountState, now: float) -> AccountState:

@@ -25,6 +25,12 @@ def now():
 @pytest.fixture
 async def watched():
     """Return an upstream and its inbox, which a gap watch watches from the beginning."""
+    async with watching() as world:
+        yield world
+
+
+@asynccontextmanager
+async def watching(clock=now):
     upstream = SendingUpstream(secret=SECRET, clock=now)
     upstream.organization.subscribed = ("order.updated",)
     settings = Settings.from_mapping(
@@ -45,7 +51,7 @@ async def watched():
             yield UpstreamDeliveries(client)
 
         ready = []
-        watch = GapWatch(inbox, settings, open_upstream, clock=now, is_ready=lambda: bool(ready))
+        watch = GapWatch(inbox, settings, open_upstream, clock=clock, is_ready=lambda: bool(ready))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(watch.run)
             yield upstream, inbox, ready, watch
@@ -69,6 +75,22 @@ async def test_a_catch_up_begins_within_three_minutes_after_the_endpoint_is_enab
     assert ("GET", "/orders/") in upstream.calls
     (event,) = await inbox.find()
     assert (event.type, event.subject) == ("order.updated", "ord_1")
+
+
+@pytest.mark.parametrize("ahead", [-290.0, 290.0])
+async def test_what_changes_just_before_the_endpoint_is_enabled_is_caught_up_by_any_clock(
+    autojump_clock, ahead
+):
+    """A receiver accepts deliveries while its clock differs by less than five minutes."""
+    async with watching(lambda: now() + ahead) as (upstream, inbox, *_):
+        await trio.sleep(600)
+        upstream.organization.enabled = False
+        await trio.sleep(3 * HOUR)
+        upstream.change("orders", order("ord_1", created=now() - 9 * HOUR, modified=now() - 1))
+        upstream.change("orders", order("ord_2", created=now() - 1))
+        upstream.enable()
+        await trio.sleep(300)
+        assert {event.subject for event in await inbox.find()} == {"ord_1", "ord_2"}
 
 
 async def test_a_receiver_enables_its_endpoint_as_soon_as_it_is_ready_and_once_an_hour(

@@ -13,6 +13,7 @@ from sdk_trio.reconcile.gap import (
     found_enabled,
     may_reenable,
     state_name,
+    until_now,
 )
 from sdk_trio.testing.simulation.sender import ATTEMPTS, BACKOFF_SECONDS, LONGEST_BACKOFF_SECONDS
 
@@ -30,14 +31,15 @@ def test_the_first_contact_is_no_gap():
 
 def test_an_endpoint_that_was_disabled_at_the_first_contact_is_a_gap():
     state = enabled(found_disabled(AccountState(), NOW - HOUR))
-    assert (state.run.since, state.run.until) == (NOW - 24 * HOUR, NOW)
+    assert (state.run.since, state.run.until) == (NOW - 24 * HOUR, until_now(NOW))
 
 
 def test_a_disabled_endpoint_is_a_gap_from_before_the_last_contact():
     state = found_disabled(AccountState(contact=NOW - 60), NOW - 30)
     assert found_disabled(state, NOW) == state
     state = enabled(state)
-    assert state == AccountState(contact=NOW, run=CatchUpRun(NOW - 60 - OVERLAP_SECONDS, NOW))
+    run = CatchUpRun(NOW - 60 - OVERLAP_SECONDS, until_now(NOW))
+    assert state == AccountState(contact=NOW, run=run)
 
 
 @pytest.mark.parametrize(("pause", "is_gap"), [(60, False), (600, False), (601, True)])
@@ -56,7 +58,7 @@ def test_no_pause_outlasts_the_retries_of_the_sender_unnoticed():
 def test_a_second_gap_begins_an_unfinished_run_again():
     run = CatchUpRun(NOW - 9 * HOUR, NOW - 8 * HOUR, lists=(), put=3)
     state = enabled(AccountState(contact=NOW - 2 * HOUR, run=run))
-    assert state.run == CatchUpRun(NOW - 9 * HOUR, NOW)
+    assert state.run == CatchUpRun(NOW - 9 * HOUR, until_now(NOW))
     assert enabled(state, NOW + 60).run == state.run  # no gap: it goes on
 
 
@@ -67,7 +69,8 @@ def test_a_clock_that_was_set_back_is_no_gap():
 
 def test_a_gap_before_which_the_clock_was_set_back_is_as_long_as_the_lookback():
     state = found_disabled(AccountState(contact=NOW + 4 * HOUR), NOW + 4 * HOUR)
-    assert enabled(state) == AccountState(contact=NOW, run=CatchUpRun(NOW - 24 * HOUR, NOW))
+    run = CatchUpRun(NOW - 24 * HOUR, until_now(NOW))
+    assert enabled(state) == AccountState(contact=NOW, run=run)
 
 
 def test_the_endpoint_is_enabled_at_most_once_an_hour():
