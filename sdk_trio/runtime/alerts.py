@@ -24,6 +24,7 @@ from ..errors import NotRunningError, StoreUnavailableError
 from ..net.poster import HttpPoster
 from ..notifications.send import ReadVariable
 from ..records.deliveries import DeliveryState
+from ..records.synthetic import is_synthetic
 from ..storage.ports import Inbox, Store
 from .console import Overseen
 from .notifications import sign_notification
@@ -271,8 +272,8 @@ _PAGE, _MOST_PAGES = 500, 10
 async def _last_of_upstream(inbox: Inbox, silent_since: float) -> float | None:
     """Return when the upstream's newest delivery arrived; None if it has none.
 
-    Deliveries of sources do not end the upstream's silence. If all that were read are theirs, the
-    result is the arrival of the oldest of them, and the upstream's came before.
+    Deliveries of sources, and events that catch-up made, do not end the upstream's silence. If only
+    such were read, the result is the arrival of the oldest of them, and the upstream's came before.
     """
     before: int | None = None
     last: float | None = None
@@ -281,7 +282,7 @@ async def _last_of_upstream(inbox: Inbox, silent_since: float) -> float | None:
         page = await inbox.find(before_sequence=before, limit=most)
         for record in page:
             last = record.received_at
-            if record.source is None:
+            if record.source is None and not is_synthetic(record.webhook_id):
                 return last
         if not page:
             return None

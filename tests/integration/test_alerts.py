@@ -13,7 +13,7 @@ import pytest
 import trio
 import trustme
 from support.alerts import alerted
-from support.deliveries import SECRET
+from support.deliveries import SECRET, arrival
 from support.notifications import VARIABLES
 from support.ports import free_port
 from support.postgres import PostgresServer, required_binaries
@@ -25,6 +25,7 @@ from support.wire import Wire
 
 from sdk_trio.config.secret import Secret
 from sdk_trio.errors import SdkError
+from sdk_trio.records.synthetic import synthetic_id
 from sdk_trio.testing import sign_delivery
 
 DAY = 86_400.0
@@ -100,6 +101,20 @@ async def test_silence():
         await world.has_sent("silence opened")
         await deliver(world, "evt_2")
         await world.has_sent("silence opened", "silence closed")
+
+
+async def test_events_that_catch_up_makes_do_not_end_the_silence():
+    keys = {"Alerts__SilenceMinutes": 30, "Alerts__OldestWaitingMinutes": 1000}
+    async with alerted(registry(works), **keys) as world:
+        assert await deliver(world) == 200
+        later = world.clock() + 1860
+        made = arrival(webhook_id=synthetic_id("order.paid", "ord_1", "now"), now=later)
+        await world.runtime.receiver.store.accept(made.delivery, leased=False)
+        world.clock.ahead += 1860
+        await world.has_sent("silence opened")
+        for _ in range(2):
+            await world.runtime.alerts.watch.check()
+        assert world.kinds == ["silence opened"]
 
 
 async def test_silence_after_the_clock_was_set_back():
