@@ -174,12 +174,15 @@ def find_change(
         since: Unix seconds.
         until: Unix seconds. A record that was created later is none of this range.
         memory: the inbox knows which events it got since this time (Unix seconds).
+
+    Raises:
+        ValueError: the record has no id, or neither ``modified_at`` nor ``created_at`` is a time.
     """
     subject = record.get("id")
     text = record.get("modified_at") or record.get("created_at")
     changed_at, created_at = seconds_of(text), seconds_of(record.get("created_at"))
     if not isinstance(subject, str) or not subject or changed_at is None:
-        return None
+        raise ValueError("the record has no id, or no time that can be read")
     if changed_at < since or (created_at is not None and created_at > until):
         return None
     implied: list[Implied] = []

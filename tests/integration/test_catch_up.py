@@ -273,11 +273,12 @@ async def test_a_record_that_no_event_can_be_made_of_keeps_no_other_one_out(capl
 
     async with shop() as place, place.running():
         now = place.clock()
-        made = [order(f"ord_{name}", created=now) for name in ("half", "far", "good")]
-        half, far, good = made
+        names = ("half", "far", "untimed", "good")
+        half, far, untimed, good = (order(f"ord_{name}", created=now) for name in names)
         records = [
             half | {"name": "\ud83d"},  # half of a surrogate pair
             far | {"modified_at": "9999-12-31T23:59:59.999999Z"},
+            untimed | {"modified_at": int(now)},
             good,
         ]
         run = CatchUpRun(now - 60, now, "order.updated")
@@ -286,10 +287,10 @@ async def test_a_record_that_no_event_can_be_made_of_keeps_no_other_one_out(capl
             receiver.store, place.settings, clock=place.clock, page_seconds=0, settle_seconds=0
         )
         finished = await catch_up.run(Upstream(), run, save)
-        assert (finished.listed, finished.put) == (3, 1)
+        assert (finished.listed, finished.put) == (4, 1)
         (event,) = await receiver.store.find()
         assert event.subject == "ord_good"
-        for name in ("ord_half", "ord_far"):
+        for name in ("ord_half", "ord_far", "ord_untimed"):
             assert name in caplog.text
 
 
