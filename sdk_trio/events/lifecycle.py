@@ -45,6 +45,10 @@ class Stage(msgspec.Struct, frozen=True):
         )
 
 
+#: The field with the time of a record's creation, by which most lists are sorted.
+CREATED: Final = "created_at"
+
+
 class RecordKind(msgspec.Struct, frozen=True):
     """One list of the upstream.
 
@@ -55,7 +59,7 @@ class RecordKind(msgspec.Struct, frozen=True):
     name: str
     family: str
     stages: tuple[Stage, ...]
-    sorting: str = "created_at"
+    sorting: str = CREATED
 
     @property
     def updated(self) -> str:

@@ -20,6 +20,7 @@ from ..config import Settings
 from ..errors import SdkError
 from ..events import organization_of
 from ..events.lifecycle import (
+    CREATED,
     KINDS,
     Changed,
     Implied,
@@ -36,7 +37,7 @@ from ..storage.ports import Inbox
 from ..storage.subjects import Held, held_events, holds_state
 from ..tenants.identity import is_organization_id
 from ..tenants.service import TenantService
-from .gap import CatchUpRun, ListProgress
+from .gap import MOST_RESTARTS, CatchUpRun, ListEnd, ListProgress
 
 _log = get_logger("runtime")
 
@@ -203,17 +204,40 @@ class CatchUp:
                     kind.name, kind.sorting, current.page
                 )
                 repeats.check(current, records)
+                is_begun = current.page > 1 or current.end is not None
+                # With an order by another field, a record moves when it gets a value.
+                if is_begun or not has_next or not total or kind.sorting != CREATED:
+                    end = None
+                else:
+                    end = await self._read_end(upstream, kind, -(-total // len(records)))
             except SdkError as error:
                 run = self._note_failure(run, current, error, failed)
             else:
-                run = await self._put_page(kind, records, run, wanted, memory)
-                run = run.after_page(total, has_next=has_next)
+                if end is not None:
+                    # The page is read again: a record may have disappeared before the end was read.
+                    run = run.with_end(end)
+                else:
+                    run = await self._put_page(kind, records, run, wanted, memory)
+                    run = _advance(run, current, records, total, has_next=has_next)
             await save(run)
             self._wake()
             await trio.sleep(self._page_seconds)
         if failed:
             raise IncompleteCatchUpError(failed)
         return run
+
+    async def _read_end(
+        self, upstream: UpstreamState, kind: RecordKind, page: int
+    ) -> ListEnd | None:
+        """Read the last page of a list; return where its last record is, None if that is unknown.
+
+        Raises:
+            CallError: the call failed.
+        """
+        await trio.sleep(self._page_seconds)
+        records, *_ = await upstream.read_state(kind.name, kind.sorting, page)
+        id = records[-1].get("id") if records else None
+        return ListEnd(page, len(records) - 1, id) if isinstance(id, str) else None
 
     def _note_failure(
         self,
@@ -390,6 +414,28 @@ class RepeatCheck:
             raise EndlessListError(f"{current.name} has more than {MOST_PAGES} pages")
         if page & (page - 1) == 0:
             self._ids = ids
+
+
+def _advance(
+    run: CatchUpRun,
+    current: ListProgress,
+    records: Sequence[Any],
+    total: int | None,
+    *,
+    has_next: bool,
+) -> CatchUpRun:
+    """Return the run after a page; it begins the list again if another record may be hidden."""
+    if current.is_shifted([record.get("id") for record in records], total):
+        if current.restarts < MOST_RESTARTS:
+            return run.restart_current()
+        _log.warning(
+            "reconciliation.list_shrinks",
+            list=current.name,
+            page=current.page,
+            hint="records were deleted each time it was read, so others may be missing: run "
+            "'sdk-trio events catch-up' for this time again",
+        )
+    return run.after_page(total, has_next=has_next)
 
 
 def _read_change(

@@ -7,7 +7,7 @@ until it is enabled again, and keeps no record of it.
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import attrs
@@ -25,7 +25,7 @@ OVERLAP_SECONDS: Final = 3600.0
 #: The least time between two attempts to enable an endpoint, in seconds.
 REENABLE_SECONDS: Final = 3600.0
 
-#: The most times that a list is read again because records disappeared from it meanwhile.
+#: The most times that a list is begun again because records disappeared from it meanwhile.
 MOST_RESTARTS: Final = 3
 
 #: The name of the stored state of the host; a tenant's has its id after a dot.
@@ -36,17 +36,43 @@ COMMAND_NAME: Final = "catch_up_command"
 
 
 @attrs.frozen
+class ListEnd:
+    """The last record of a list when its reading began.
+
+    New records come after it, so it stays at its ``position`` in its ``page`` unless a record
+    before it disappears.
+    """
+
+    page: int
+    position: int
+    id: str
+
+
+@attrs.frozen
 class ListProgress:
     """The progress of one list.
 
     ``page`` is the next one, ``total`` the number of records in the list at the last page, and
-    ``restarts`` how often the list was begun again.
+    ``restarts`` how often the list was begun again. ``end`` is None if it is unknown.
     """
 
     name: str
     page: int = 1
     total: int = 0
     restarts: int = 0
+    end: ListEnd | None = None
+
+    def is_shifted(self, ids: Sequence[Any], total: int | None) -> bool:
+        """Return whether records disappeared, so that another one may be on an earlier page.
+
+        Args:
+            ids: of the records of the next page.
+            total: the number of records in the list; None: not counted.
+        """
+        end = self.end
+        if end is not None and end.page == self.page and list(ids[end.position :][:1]) != [end.id]:
+            return True
+        return total is not None and total < self.total
 
 
 @attrs.frozen
@@ -87,14 +113,21 @@ class CatchUpRun:
             has_next: whether another page may follow.
         """
         current, *others = self.lists or ()
-        # A record that disappears shifts another one to a page that was read before.
-        if total is not None and total < current.total and current.restarts < MOST_RESTARTS:
-            again = ListProgress(current.name, restarts=current.restarts + 1)
-            return attrs.evolve(self, lists=(again, *others))
         if has_next:
             following = attrs.evolve(current, page=current.page + 1, total=total or 0)
             return attrs.evolve(self, lists=(following, *others))
         return attrs.evolve(self, lists=tuple(others))
+
+    def with_end(self, end: ListEnd) -> "CatchUpRun":
+        """Return the run with the end of the current list."""
+        current, *others = self.lists or ()
+        return attrs.evolve(self, lists=(attrs.evolve(current, end=end), *others))
+
+    def restart_current(self) -> "CatchUpRun":
+        """Return the run with the current list from its beginning."""
+        current, *others = self.lists or ()
+        again = ListProgress(current.name, restarts=current.restarts + 1)
+        return attrs.evolve(self, lists=(again, *others))
 
     def without_current(self) -> "CatchUpRun":
         """Return the run without the current list, which is given up."""
@@ -142,8 +175,13 @@ class AccountState:
 
 def _run_of(document: dict[str, Any]) -> CatchUpRun:
     lists = document.pop("lists")
-    read = None if lists is None else tuple(ListProgress(**each) for each in lists)
+    read = None if lists is None else tuple(map(_list_of, lists))
     return CatchUpRun(**document, lists=read)
+
+
+def _list_of(document: dict[str, Any]) -> ListProgress:
+    end = document.pop("end")
+    return ListProgress(**document, end=None if end is None else ListEnd(**end))
 
 
 def _check_times(*times: Any) -> None:

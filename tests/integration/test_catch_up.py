@@ -244,7 +244,9 @@ async def test_a_delivery_with_the_id_of_a_synthetic_event_does_not_take_its_pla
         assert sorted(made) == [("ord_1", True, taken), ("ord_other", False, f"delivered_{taken}")]
 
 
-async def test_a_record_that_disappears_hides_no_other_one():
+@pytest.mark.parametrize("created", [0, 1, 5])
+async def test_a_record_that_disappears_hides_no_other_one(created):
+    """Also if as many records or more are created at the same time."""
     async with shop() as place, place.running():
         upstream, now = place.upstream, place.clock()
         for number in range(250):
@@ -252,14 +254,33 @@ async def test_a_record_that_disappears_hides_no_other_one():
         answer, records = upstream.answer, upstream.organization.records["orders"]
 
         def remove_one(method, target, token, body):
-            if "page=2" in target and target.startswith("/v1/orders"):
-                records.pop("ord_000", None)
+            if "page=2" in target and target.startswith("/v1/orders") and "ord_000" in records:
+                del records["ord_000"]
+                for number in range(created):
+                    upstream.change("orders", order(f"new_{number}", created=now + 60))
             return answer(method, target, token, body)
 
         upstream.answer = remove_one
         await put(place, since=now - HOUR, types="order.updated")
         await place.idle()
         assert len({name for name, _ in place.states("order.updated")}) == 250
+
+
+async def test_a_list_that_shrinks_each_time_ends_and_is_logged(caplog):
+    async with shop() as place, place.running():
+        upstream, now = place.upstream, place.clock()
+        for number in range(250):
+            upstream.change("orders", order(f"ord_{number:03}", created=now - 300 + number))
+        answer, records = upstream.answer, upstream.organization.records["orders"]
+
+        def remove_one(method, target, token, body):
+            if target.startswith("/v1/orders"):
+                del records[min(records)]
+            return answer(method, target, token, body)
+
+        upstream.answer = remove_one
+        await put(place, since=now - HOUR, types="order.updated")
+        assert "reconciliation.list_shrinks" in caplog.text
 
 
 async def test_a_record_that_no_event_can_be_made_of_keeps_no_other_one_out(caplog):

@@ -1,13 +1,14 @@
 """Gaps of the upstream's deliveries, and the stored state of an account."""
 
+import attrs
 import pytest
 
 from sdk_trio.reconcile.gap import (
     LEAST_RETRIES_SECONDS,
-    MOST_RESTARTS,
     OVERLAP_SECONDS,
     AccountState,
     CatchUpRun,
+    ListEnd,
     ListProgress,
     found_disabled,
     found_enabled,
@@ -84,7 +85,8 @@ def test_the_endpoint_is_enabled_at_most_once_an_hour():
 
 
 def test_a_state_is_read_as_it_was_stored():
-    lists = (ListProgress("orders", 3, 250, 1), ListProgress("refunds"))
+    orders = ListProgress("orders", 3, 250, 1, ListEnd(3, 49, "ord_1"))
+    lists = (orders, ListProgress("refunds"))
     run = CatchUpRun(NOW, NOW + 1, "order.*", lists, 200, 20, 10, 1)
     for state in (AccountState(), AccountState(NOW, NOW, NOW, run)):
         assert AccountState.from_text(state.as_text()) == state
@@ -102,13 +104,22 @@ def test_each_account_has_its_own_state():
     )
 
 
-def test_a_list_that_lost_records_is_begun_again_and_not_forever():
+def test_a_list_whose_records_moved_is_shifted():
+    first, last = ListProgress("orders", 1, end=ListEnd(2, 1, "b")), ["a", "b", "c"]
+    assert not first.is_shifted(["x"], 5)
+    assert not attrs.evolve(first, page=2, total=5).is_shifted(last, 6)
+    assert not attrs.evolve(first, page=2).is_shifted(last, None)
+    # One record disappeared, and another one was created.
+    assert attrs.evolve(first, page=2, total=5).is_shifted(["b", "c", "d"], 5)
+    assert attrs.evolve(first, page=2).is_shifted(["b"], None)
+    # The number of records shows it earlier.
+    assert attrs.evolve(first, total=6).is_shifted(["x"], 5)
+
+
+def test_a_list_is_begun_again():
     run = CatchUpRun(1.0, 2.0).begin(["orders", "refunds"]).after_page(250, has_next=True)
     assert run.current == ListProgress("orders", 2, 250)
-    for restarts in range(1, MOST_RESTARTS + 1):
-        run = run.after_page(249, has_next=True)
-        assert run.current == ListProgress("orders", restarts=restarts)
-        run = run.after_page(250, has_next=True)
-    run = run.after_page(249, has_next=True)
-    assert run.current == ListProgress("orders", 3, 249, MOST_RESTARTS)
-    assert run.after_page(249, has_next=False).lists == (ListProgress("refunds"),)
+    run = run.restart_current()
+    assert run.current == ListProgress("orders", restarts=1)
+    run = run.with_end(ListEnd(1, 0, "a")).restart_current()
+    assert run.lists == (ListProgress("orders", restarts=2), ListProgress("refunds"))
