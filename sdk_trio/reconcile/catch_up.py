@@ -229,13 +229,12 @@ class CatchUp:
     async def _read_end(
         self, upstream: UpstreamState, kind: RecordKind, page: int
     ) -> ListEnd | None:
-        """Read the last page of a list; return where its last record is, None if that is unknown.
-
-        Raises:
-            CallError: the call failed.
-        """
+        """Read the last page of a list; return where its last record is, or None if unknown."""
         await trio.sleep(self._page_seconds)
-        records, *_ = await upstream.read_state(kind.name, kind.sorting, page)
+        try:
+            records, *_ = await upstream.read_state(kind.name, kind.sorting, page)
+        except SdkError:
+            return None  # the pages before it must not wait for it
         id = records[-1].get("id") if records else None
         return ListEnd(page, len(records) - 1, id) if isinstance(id, str) else None
 

@@ -142,7 +142,7 @@ class GapWatch:
         # The states of accounts that were read from the store, by the tenant's id.
         self._states: dict[str | None, AccountState] = {}
         self._catching_up: dict[str | None, trio.CancelScope] = {}
-        # How often an account's catch-up failed in a row, and the time of its next try.
+        # The failures of an account's catch-up in a row, and the time of its next try.
         self._failures: dict[str | None, tuple[int, float]] = {}
         self._limit = trio.CapacityLimiter(ACCOUNTS_AT_ONCE)
         # The accounts of the last round.
