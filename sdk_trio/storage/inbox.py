@@ -63,9 +63,9 @@ class UnawaitedStart(NamedTuple):
     lease: Lease
     at: float
 
-    def repeated(self) -> RunStart:
-        """Return the start that is recorded with the outcome; it counts once."""
-        return RunStart(self.lease.sequence, self.lease.token, self.at, with_outcome=True)
+    def again(self) -> RunStart:
+        """Return the start, to be recorded with the outcome; it counts once."""
+        return RunStart(self.lease.sequence, self.lease.token, self.at)
 
 
 class SqlInbox(SqlPart, ABC):
@@ -187,32 +187,14 @@ class SqlInbox(SqlPart, ABC):
         self._unawaited_starts.pop(key, None)
         lease = self._leases.get(key)
         if lease is None:
-            return await self._start_unleased(key, now, alone)
+            await trio.lowlevel.checkpoint()
+            return False
         started: bool = await self._commits.gather(
             self._starting, key, RunStart(lease.sequence, lease.token, now, alone)
         )
         if not started and self._leases.get(key) is lease:
             del self._leases[key]
         return started
-
-    async def _start_unleased(self, key: str, now: float, alone: bool) -> bool:
-        terms, token = self._terms, new_token()
-
-        def work(tx: SqlTransaction) -> Lease | None:
-            sequence = arrivals.find_one(tx, key)
-            if sequence is None:
-                return None
-            start = RunStart(sequence, token, now, alone)
-            return Lease(sequence, token) if deliveries.start_all(tx, terms, [start])[0] else None
-
-        self._pending.add(token)
-        try:
-            lease = await self._commits.submit(work)
-        finally:
-            self._pending.discard(token)
-        if lease is not None:
-            self._leases[key] = lease
-        return lease is not None
 
     async def join(self, key: str) -> None:
         lease = self._leases.get(key)
@@ -241,7 +223,7 @@ class SqlInbox(SqlPart, ABC):
 
         def work(tx: SqlTransaction) -> None:
             if start is not None:
-                deliveries.start_all(tx, terms, [start.repeated()])
+                deliveries.start_all(tx, terms, [start.again()])
             deliveries.finish(tx, terms, lease, outcome, now)
 
         try:

@@ -63,8 +63,8 @@ class Inbox(Protocol):
     :meth:`evidence`.
 
     An inbox acts for one *owner*, named when it is opened. Each run has a lease with a token. The
-    inbox gets the lease from ``accept``, ``claim``, ``take_due``, ``take_suspects`` or ``start``
-    and holds it in memory, by key. An outcome changes nothing if its token is not the current one.
+    inbox gets the lease from ``accept``, ``claim``, ``take_due`` or ``take_suspects`` and holds it
+    in memory, by key. An outcome changes nothing if its token is not the current one.
     ``renew`` extends the leases of the keys that it is given, and gives up all other leases of its
     owner: the call that took them was abandoned, or an outcome could not be recorded. Leases of
     other owners are taken over when they have expired (``take_due``), or when their owners are
@@ -151,10 +151,11 @@ class Inbox(Protocol):
         ...
 
     async def start(self, key: str, *, now: float, alone: bool = False) -> bool:
-        """Start a run by a worker: ``running``, one more attempt, the lease is ours.
+        """Start a run by a worker: ``running``, one more attempt, the lease is extended.
 
-        False, and no change, if another owner has taken the delivery over, or if it is finished or
-        removed. A repeated start counts once; a start is repeated if its commit is unknown.
+        False, and no change, if we do not hold its lease any more: another owner has taken the
+        delivery over, or it is finished. A repeated start counts once; a start is repeated if its
+        commit is unknown.
         ``alone``: no other run is in progress, so if the process ends, this run is the cause.
         """
         ...

@@ -152,7 +152,7 @@ class PostgresInbox(SqlInbox):
             raise taken_over(key)
         if (start := self._unawaited_starts.get(key)) is not None:
             # The start may not be committed yet, and the transaction requires it.
-            await self._commits.gather(self._starting, key, start.repeated())
+            await self._commits.gather(self._starting, key, start.again())
             self._unawaited_starts.pop(key, None)
         value = await self._effects.conclude(key, lease, effects, attempt=attempt, now=now)
         if self._leases.get(key) is lease:

@@ -230,7 +230,7 @@ class SqliteInbox(SqlInbox):
         def work(tx: SqlTransaction) -> T:
             lease = self._leases.get(key) if run is None else run.lease()
             if start is not None and lease is not None:
-                deliveries.start_all(tx, self._terms, [start.repeated()])
+                deliveries.start_all(tx, self._terms, [start.again()])
             value = _apply_within_budget(tx, key, lease, attempt, inside)
             assert lease is not None  # without one the effects are refused
             deliveries.finish(tx, self._terms, lease, Done(), now)

@@ -250,6 +250,7 @@ async def test_a_postponed_run_is_not_counted_and_is_due_at_its_time(
         ordered = name in ("first", "second")
         await inbox.accept(delivery(name, ordered=ordered, subject="s"), leased=name != "second")
     inbox.start_unawaited("began", now=1001)
+    await inbox.take_due(limit=9, now=1001)
     await inbox.start("first", now=1001)
     for name in ("began", "leased", "first"):
         await inbox.finish(name, Postponed(1100, "the route is paused"), now=1002)
@@ -286,6 +287,7 @@ async def test_the_application_s_answer_is_stored_with_a_successful_run(stores: 
     await inbox.start("started", now=1001)
     await inbox.start("retried", now=1001)
     await inbox.finish("retried", Retry(1002, "500", answer="answered 500: oh"), now=1002)
+    await inbox.take_due(limit=9, now=1002)
     await inbox.start("retried", now=1002)
     for name in ("began", "started", "retried"):
         await inbox.finish(name, Done("answered 200: ok"), now=1003)
@@ -306,6 +308,7 @@ async def test_a_run_that_begins_and_ends_at_once_counts_as_any_other(stores: St
     ids = ("ours", "another's")
     for webhook_id in ids:
         await inbox.accept(delivery(webhook_id), leased=webhook_id == "ours")
+    await other.take_due(limit=9, now=1001)
     await other.start("another's", now=1001)
     for webhook_id in ids:
         inbox.start_unawaited(webhook_id, now=1002)
@@ -356,6 +359,7 @@ async def test_a_lease_is_another_s_until_it_expires(stores: Stores) -> None:
     await inbox.renew(["m1"], now=1009)
     assert not await other.start("m1", now=1015)
     assert await attempts() == 0
+    assert len((await other.take_due(limit=9, now=1019)).records) == 1
     assert await other.start("m1", now=1019)
     assert await attempts() == 1
     assert await inbox.renew(["m1"], now=1020) == Renewed(lost=frozenset({"m1"}))
@@ -366,6 +370,30 @@ async def test_a_lease_is_another_s_until_it_expires(stores: Stores) -> None:
     assert not await inbox.start("m1", now=1021), "it is finished"
     assert not await inbox.start("gone", now=1021)
     assert await inbox.renew(["m1", "gone"], now=1021) == Renewed()
+
+
+async def test_no_run_starts_without_the_lease_of_its_delivery(stores: Stores) -> None:
+    """Its lease was taken over, and the new owner has put it back: it waits for its retry."""
+    inbox, other = await stores.open("one"), await stores.open("other")
+    await inbox.accept(delivery("waits"), leased=False)
+    assert not await inbox.start("waits", now=1000)
+    await inbox.accept(delivery(), leased=True)
+    assert [each.key for each in (await other.take_due(limit=9, now=1011)).records] == [
+        "waits",
+        "m1",
+    ]
+    await other.start("m1", now=1011)
+    await other.finish("m1", Retry(1100, "boom"), now=1012)
+    await other.release(["waits"])
+    for key in ("m1", "waits"):
+        assert not await inbox.start(key, now=1013)
+        inbox.start_unawaited(key, now=1013)
+        await inbox.finish(key, Done(), now=1014)
+    records = [await inbox.get(key) for key in ("m1", "waits")]
+    assert [(each.state, each.attempts) for each in records if each] == [
+        (DeliveryState.RETRYING, 1),
+        (DeliveryState.RECEIVED, 0),
+    ]
 
 
 async def test_a_renewal_gives_up_leases_that_are_not_held(stores: Stores) -> None:

@@ -131,14 +131,12 @@ class Model:
 
     def start(self, id_: str, owner: str, now: float, alone: bool) -> bool:
         row = self.rows.get(id_)
-        if row is None or row.state not in OPEN:
-            return False
-        if row.owner is not None and row.owner != owner and row.until > now:
+        if row is None or row.state not in OPEN or row.owner != owner:
             return False
         # A repeated start counts once: it was unknown whether the first one was committed.
-        row.attempts += (row.state, row.owner) != ("running", owner)
+        row.attempts += row.state != "running"
         row.state, row.started, row.due, row.alone = "running", now, None, alone
-        row.owner, row.until = owner, now + LEASE
+        row.until = now + LEASE
         return True
 
     def finish(self, id_: str, owner: str, outcome: tuple[Any, ...], now: float) -> None:
@@ -208,18 +206,6 @@ class Model:
         for id_ in blocking:  # it is not renewed, and the first one of its lane waits for it
             self.rows[id_].owner = self.rows[id_].until = None
         return due[:limit], len(due) > limit or bool(blocking), min(later, default=None)
-
-    def holds_up(self, row: SimpleNamespace) -> bool:
-        """Whether another one of the subject was begun before."""
-        return row.ordered and any(
-            other.state in OPEN
-            and other.queued
-            and other.owner is not None
-            and other.ordered
-            and other.subject == row.subject is not None
-            for other in self.rows.values()
-            if other is not row
-        )
 
     def cut_short(self, row: SimpleNamespace, sole: bool) -> None:
         if row.state != "running":
@@ -431,9 +417,6 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(by=who, id_=ids, stray=strays, alone=st.booleans())
     def start(self, by: int, id_: str, stray: int, alone: bool) -> None:
         by, id_ = self.aim(by, id_, stray)
-        row = self.model.rows.get(id_)
-        if row is not None and self.model.holds_up(row):
-            return  # nothing is started that was not taken before
         started = self.loop(lambda: self.inboxes[by].start(id_, now=self.now, alone=alone))
         assert started == self.model.start(id_, self.owners[by], self.now, alone)
         if started:

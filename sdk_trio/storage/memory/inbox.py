@@ -394,12 +394,9 @@ class MemoryInbox(MemoryBackend):
 
     def _start(self, key: str, now: float, alone: bool) -> bool:
         row = self._rows.by_key.get(key)
-        if row is None or row.state not in UNFINISHED:
+        if row is None or row.state not in UNFINISHED or row.owner != self._terms.owner:
             return False
-        ours = row.owner == self._terms.owner
-        if not (row.owner is None or ours or row.until <= now):
-            return False
-        counted = ours and row.state is DeliveryState.RUNNING
+        counted = row.state is DeliveryState.RUNNING
         self._write(
             row,
             DeliveryState.RUNNING,

@@ -395,35 +395,24 @@ def _keep_other(tx: SqlTransaction, sequence: int, delivery: NewDelivery) -> Non
 
 # -- runs and their outcomes -------------------------------------------------------------------
 
-# A repeated start, whose first commit is unknown, counts once. So does a start that comes with an
-# outcome which is already recorded: that outcome has ended the lease.
+# A repeated start, whose first commit is unknown, counts once. A start that comes again with an
+# outcome which is already recorded changes nothing: that outcome has ended the lease.
 _START_RUN = f"""
-UPDATE work SET state = 'running', attempts = attempts
-        + CASE WHEN state = 'running' AND lease_token = :token THEN 0 ELSE 1 END,
-    started_at = :now, ran_alone = :alone, next_attempt_at = NULL,
-    lease_owner = :owner, lease_token = :token, lease_until = clock() + :seconds
-WHERE sequence = :sequence AND {unfinished()}
-    AND (lease_token = :token OR (NOT CAST(:with_outcome AS boolean)
-        AND (lease_owner IS NULL OR lease_owner = :owner OR lease_until <= clock())))
-    AND (lane IS NULL OR NOT EXISTS (
-        SELECT 1 FROM work AS other WHERE other.lane = work.lane AND other.queued
-            AND other.lease_owner IS NOT NULL AND other.sequence <> work.sequence))
+UPDATE work SET attempts = attempts + CASE WHEN state = 'running' THEN 0 ELSE 1 END,
+    state = 'running', started_at = :now, ran_alone = :alone, next_attempt_at = NULL,
+    lease_until = clock() + :seconds
+WHERE sequence = :sequence AND lease_token = :token AND {unfinished()}
 RETURNING sequence
 """
 
 
 class RunStart(msgspec.Struct, frozen=True, gc=False):
-    """The start of a run: its delivery, the lease's token, the time, and whether it is alone.
-
-    ``with_outcome``: it is recorded together with the outcome of its run, and changes nothing
-    without the lease. Otherwise it takes the lease, unless another owner has it.
-    """
+    """The start of a run: its delivery, the lease's token, the time, and whether it is alone."""
 
     sequence: int
     token: int
     now: float
     alone: bool = False
-    with_outcome: bool = False
 
 
 def start_all(tx: SqlTransaction, terms: LeaseTerms, starts: Sequence[RunStart]) -> list[bool]:
@@ -434,8 +423,6 @@ def start_all(tx: SqlTransaction, terms: LeaseTerms, starts: Sequence[RunStart])
             "token": each.token,
             "now": each.now,
             "alone": each.alone,
-            "with_outcome": each.with_outcome,
-            "owner": terms.owner,
             "seconds": terms.lease_seconds,
         }
         for each in starts
@@ -585,6 +572,14 @@ def add_done(
     return [None] * len(runs)
 
 
+# The run becomes that of a delivery that waits, or whose lease has expired.
+_ADOPT = f"""
+UPDATE work SET state = 'received', lease_owner = :owner, lease_token = :token
+WHERE sequence = :sequence AND {unfinished()}
+    AND (lease_owner IS NULL OR lease_owner = :owner OR lease_until <= clock())
+"""
+
+
 def record_run(
     tx: SqlTransaction,
     terms: LeaseTerms,
@@ -598,9 +593,8 @@ def record_run(
     if admitted.admission is Admission.NEW and sequence is not None:
         finish(tx, terms, Lease(sequence, token), outcome, now)
     elif isinstance(outcome, Done) and (known := arrivals.find_one(tx, delivery.key)) is not None:
-        start = RunStart(known, token, delivery.received_at)
-        if start_all(tx, terms, [start]) == [True]:
-            end_all(tx, terms, [RunEnd(known, token, now)])
+        tx.run(_ADOPT, sequence=known, token=token, owner=terms.owner, now=now)
+        end_all(tx, terms, [RunEnd(known, token, now, delivery.received_at)])
 
 
 _HAS_LEASE = f"sequence = :sequence AND lease_token = :token AND {unfinished()}"
