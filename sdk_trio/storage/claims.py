@@ -8,7 +8,7 @@ transaction instead of two (docs/adr/0047-unawaited-claims.md).
 3. The handler runs.
 4. Most handlers end before the claim is handed over to the commit thread. Then the claim is
    withdrawn, and claim and outcome are one record. Otherwise the outcome is recorded after the
-   claim (:class:`ClaimFate`).
+   claim (:meth:`UnawaitedRun.lease`).
 
 The claims file is there for a handler that ends the process at 3, before any commit knows of the
 run: without a trace of it, each redelivery would end the process again. The file is written and not
@@ -20,7 +20,6 @@ key: then the claim was committed, and the store counts the run itself. Such an 
 the file until the next claim of its key counts it.
 """
 
-import enum
 import errno
 import os
 import stat
@@ -52,25 +51,6 @@ _log = get_logger("storage")
 SurelyNew = tuple[Arriving, Version]
 
 
-class ClaimFate(enum.Enum):
-    """The fate of an unawaited claim when the commit thread records the end of its run.
-
-    Invariant: the commit thread does units in the order in which they were handed over, and the end
-    is handed over after the claim. So in that thread the claim is over, one way or another. On the
-    event loop it may still be in the middle of its commit, and may yet fail: the fate of a claim
-    that was handed over is decided in the commit thread only.
-    """
-
-    WITHDRAWN = enum.auto()
-    """It was never handed over. The store has no row of the key, as when it was claimed."""
-    COMMITTED = enum.auto()
-    """Its row is committed, or is written by this very transaction; the run has its lease."""
-    FAILED = enum.auto()
-    """Its transaction failed. As a rule the store has no row of the key."""
-    REFUSED = enum.auto()
-    """The key was known after all: another process had just written it."""
-
-
 class UnawaitedRun(NamedTuple):
     """A run whose claim is not awaited: its delivery, claim, token, slot and version."""
 
@@ -80,22 +60,20 @@ class UnawaitedRun(NamedTuple):
     slot: int
     version: Version
 
-    def fate(self) -> ClaimFate:
-        """Return the fate of the claim; in the commit thread."""
-        if self.claim.withdrawn:
-            return ClaimFate.WITHDRAWN
-        if self.claim.error is not None or self.claim.value is None:
-            return ClaimFate.FAILED
-        admitted, sequence = self.claim.value
-        if admitted.admission is Admission.NEW and sequence is not None:
-            return ClaimFate.COMMITTED
-        return ClaimFate.REFUSED
-
     def lease(self) -> Lease | None:
-        """Return the lease of the run if its claim is committed; in the commit thread."""
-        if self.fate() is not ClaimFate.COMMITTED:
+        """Return the lease of the run if its claim is committed; in the commit thread.
+
+        That thread does units in the order in which they were handed over, and the end of the run
+        is handed over after the claim. So there the claim is over: its row is committed, or is
+        written by this very transaction; or it was withdrawn, has failed, or was refused, because
+        another process had just written the key. On the event loop it may still be in the middle of
+        its commit, and may yet fail.
+        """
+        if self.claim.error is not None or self.claim.value is None:
             return None
-        _, sequence = self.claim.value
+        admitted, sequence = self.claim.value
+        if admitted.admission is not Admission.NEW or sequence is None:
+            return None
         return Lease(sequence, self.token)
 
 
@@ -228,15 +206,14 @@ class UnawaitedClaims:
         new: list[Ran] = []
         versions: list[Version] = []
         for run, now in ends:
-            match run.fate():
-                case ClaimFate.COMMITTED:
-                    _, sequence = run.claim.value
-                    known.append(RunEnd(sequence, run.token, now))
-                case ClaimFate.WITHDRAWN:
-                    new.append(Ran(run.delivery, run.token, now))
-                    versions.append(run.version)
-                case ClaimFate.FAILED | ClaimFate.REFUSED:
-                    self._end(run, Done(), now, tx)
+            lease = run.lease()
+            if lease is not None:
+                known.append(RunEnd(lease.sequence, lease.token, now))
+            elif run.claim.withdrawn:
+                new.append(Ran(run.delivery, run.token, now))
+                versions.append(run.version)
+            else:
+                self._end(run, Done(), now, tx)
         if known:
             deliveries.end_all(tx, self._terms, known)
         if new:

@@ -25,7 +25,7 @@ from ..base.executor import start_worker
 from ..base.logs import Outage, get_logger
 from ..base.telemetry import Histogram, Sample
 from ..errors import StoreLostError, StoreUnavailableError
-from .sql.dialect import Dialect, SqlTransaction
+from .sql.dialect import SqlTransaction
 
 T = TypeVar("T")
 
@@ -67,13 +67,6 @@ _log = get_logger("storage")
 
 _CRASHED = "the store's thread has failed; restart the process and report the traceback"
 
-_SILENT = {
-    "sqlite": "the store {place} has not answered for {seconds:.0f} s: its disk hangs, or another "
-    "process keeps it busy; look at the disk (dmesg, iostat); it goes on by itself when the disk "
-    "answers",
-    "postgresql": "the database {place} has not answered for {seconds:.0f} s; it goes on by itself "
-    "when the server answers",
-}
 _SILENT_IN_EFFECTS = (
     "the store {place} has not answered for {seconds:.0f} s: the effects of the event {key} run "
     "in its thread and do not return; SQL alone belongs there, no network and no sleep"
@@ -89,7 +82,8 @@ class Engine(Protocol):
 
     #: Its name for people: the file, or database and host.
     place: str
-    dialect: Dialect
+    #: The message of a store that does not answer, with the fields ``place`` and ``seconds``.
+    silence: str
     #: Time that posted work, which no task awaits, waits for other work, in seconds.
     linger: float
 
@@ -526,7 +520,7 @@ class GroupCommit(trio.abc.Instrument):
 
     def _silence(self, seconds: float) -> str:
         key = self._effects_key
-        text = _SILENT[self._engine.dialect.name] if key is None else _SILENT_IN_EFFECTS
+        text = self._engine.silence if key is None else _SILENT_IN_EFFECTS
         return text.format(place=self._engine.place, seconds=seconds, key=key)
 
     def _crash(self, error: BaseException) -> None:
@@ -605,18 +599,13 @@ class GroupCommit(trio.abc.Instrument):
                 return False  # it proves no write: a poll only reads
             durable = any(unit.durable for unit in batch)
             only_item = len(batch) == 1 and batch[0].kind is not None
-            return self._transact(work, durable=durable, only_item=only_item)
+            begun = self._now()
+            wrote = self._engine.transact(work, durable=durable, only_item=only_item)
         except Exception as error:  # each caller of the batch gets it
             if in_work and len(batch) > 1 and not isinstance(error, CommitUnknownError):
                 return sum(self._commit((unit,)) for unit in batch) > 0
             _fail(batch, error)
             return False
-
-    def _transact(
-        self, work: Callable[[SqlTransaction], None], *, durable: bool, only_item: bool
-    ) -> bool:
-        begun = self._now()
-        wrote = self._engine.transact(work, durable=durable, only_item=only_item)
         if wrote:
             self._seconds.observe(self._now() - begun)
         return wrote

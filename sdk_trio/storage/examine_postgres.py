@@ -7,13 +7,12 @@ import attrs
 from ..base import clock
 from ..errors import StoreVersionError
 from .admission import TAKEN_OVER_SECONDS
-from .engines.postgres import PostgresTransaction
+from .engines.postgres import POSTGRESQL, PostgresTransaction
 from .engines.postgres_address import PostgresAddress
 from .engines.postgres_connection import StoreConnection
 from .engines.postgres_failover import TIMELINE, Timeline
 from .engines.postgres_migration import find_version, read_version
 from .examine import CheckResult, Contents, StoreStatus, check_rules, contents_of
-from .sql.dialect import Dialect
 from .sql.reads import clock_offset, read_checkpoint
 from .sql.schema import MOVED, VERSION, pending_statements
 
@@ -62,9 +61,6 @@ GROUP BY 1 ORDER BY 1
 """
 
 
-_DIALECT = Dialect("postgresql", server_clock=True)
-
-
 @attrs.frozen(kw_only=True)
 class PostgresExamination:
     """The findings in the database; ``size`` is that of all of it, in bytes.
@@ -109,7 +105,7 @@ def examine_postgres(address: PostgresAddress) -> PostgresExamination:
 
 
 def _examine(address: PostgresAddress, connection: StoreConnection) -> PostgresExamination:
-    tx = PostgresTransaction(connection, _DIALECT)
+    tx = PostgresTransaction(connection, POSTGRESQL)
     server, syncs, size, replicated = connection.execute(_SERVER).fetchone() or ("",) * 4
     tables = connection.execute(_TABLE_SIZES, (address.schema,)).fetchall()
     version = find_version(connection)
@@ -156,7 +152,7 @@ def status_of_database(address: PostgresAddress) -> StoreStatus:
         place=f"{address.place}, schema {address.schema}",
         engine=f"PostgreSQL {found.server}",
         version=found.version,
-        statements=0 if refusal else pending_statements(_DIALECT, found.version),
+        statements=0 if refusal else pending_statements(POSTGRESQL, found.version),
         refusal=refusal,
         size=sum(found.sizes.values()),
         rows=found.rows,
@@ -192,4 +188,4 @@ def check_database(
         # Every row is read here, unlike anywhere else.
         for way in ("seqscan", "mergejoin"):
             connection.execute(f"SET LOCAL enable_{way} TO on".encode())
-        return check_rules(PostgresTransaction(connection, _DIALECT), report)
+        return check_rules(PostgresTransaction(connection, POSTGRESQL), report)

@@ -30,10 +30,10 @@ from ..records.deliveries import (
 )
 from ..records.policies import ClaimLimits
 from .admission import LeaseTerms
-from .commit import CLOSE_SECONDS, GroupCommit, Unit
+from .commit import CLOSE_SECONDS, GroupCommit, Kind, Unit
 from .effects import Effects
 from .readers import ReaderPool
-from .sql import arrivals, deliveries, leases, pause_rows, reads
+from .sql import arrivals, deliveries, leases, policies, reads
 from .sql.deliveries import Arriving, Lease, RunEnd, RunStart
 from .sql.dialect import Row, SqlTransaction
 from .sql.leases import Claimed, Place, new_token
@@ -88,11 +88,11 @@ class SqlInbox(SqlPart, ABC):
         # Tokens of claims whose callers wait, which a renewal must not give up.
         self._pending: set[int] = set()
         self._unawaited_starts: dict[str, UnawaitedStart] = {}
-        # Bound once: the commit thread recognizes work of one kind by having the same object.
-        self._accepting = self._accept_all
-        self._claiming = self._claim_all
-        self._starting = self._start_all
-        self._ending = self._end_all
+        # Made once: the commit thread recognizes work of one kind by having the same object.
+        self._accepting: Kind = lambda tx, items: deliveries.accept_all(tx, terms, items)
+        self._claiming: Kind = lambda tx, items: deliveries.claim_all(tx, terms, items)
+        self._starting: Kind = lambda tx, items: deliveries.start_all(tx, terms, items)
+        self._ending: Kind = lambda tx, items: deliveries.end_all(tx, terms, items)
 
     @cached_property
     def tenants(self) -> "SqlTenants":
@@ -138,12 +138,6 @@ class SqlInbox(SqlPart, ABC):
 
     # -- admission -------------------------------------------------------------------------------
 
-    def _accept_all(self, tx: SqlTransaction, arriving: Sequence[Arriving]) -> Sequence[Any]:
-        return deliveries.accept_all(tx, self._terms, arriving)
-
-    def _claim_all(self, tx: SqlTransaction, arriving: Sequence[Arriving]) -> Sequence[Any]:
-        return deliveries.claim_all(tx, self._terms, arriving)
-
     def accept(self, delivery: NewDelivery, *, leased: bool) -> Coroutine[Any, Any, Admitted]:
         token = new_token() if leased and not delivery.ordered else None
         return self._admit(self._accepting, delivery.key, token, Arriving(delivery, token))
@@ -177,12 +171,6 @@ class SqlInbox(SqlPart, ABC):
 
     # -- runs ------------------------------------------------------------------------------------
 
-    def _start_all(self, tx: SqlTransaction, starts: Sequence[RunStart]) -> Sequence[Any]:
-        return deliveries.start_all(tx, self._terms, starts)
-
-    def _end_all(self, tx: SqlTransaction, runs: Sequence[RunEnd]) -> Sequence[Any]:
-        return deliveries.end_all(tx, self._terms, runs)
-
     async def start(self, key: str, *, now: float, alone: bool = False) -> bool:
         self._unawaited_starts.pop(key, None)
         lease = self._leases.get(key)
@@ -214,11 +202,10 @@ class SqlInbox(SqlPart, ABC):
         """See :meth:`Inbox.finish`. Nothing when the lease is not ours any more."""
         # Checked first: if it is cancelled here, the posted start is not withdrawn.
         await trio.lowlevel.checkpoint_if_cancelled()
-        lease = self._leases.get(key)
+        lease, start = self._leases.get(key), self._unawaited_starts.pop(key, None)
         if lease is None:
             await trio.lowlevel.cancel_shielded_checkpoint()
             return
-        start = self._unawaited_starts.pop(key, None)
         commits, terms = self._commits, self._terms
 
         def work(tx: SqlTransaction) -> None:
@@ -345,9 +332,9 @@ class SqlInbox(SqlPart, ABC):
 
     # -- pauses ----------------------------------------------------------------------------------
 
-    pauses = on_reader(pause_rows.pauses)
-    pause = committed(pause_rows.pause)
-    resume = committed(pause_rows.resume)
+    pauses = on_reader(policies.pauses)
+    pause = committed(policies.pause)
+    resume = committed(policies.resume)
 
     # -- what is remembered beside deliveries ----------------------------------------------------
 

@@ -39,6 +39,7 @@ from .effects import (
 )
 from .engines.postgres import (
     CONFLICT_LIMIT,
+    POSTGRESQL,
     PostgresEngine,
     PostgresReader,
     PostgresTransaction,
@@ -226,7 +227,7 @@ def migrate(address: PostgresAddress) -> None:
         StoreVersionError: the schema is of a newer version or of another program.
         StoreUnavailableError: no server answers, or it refuses.
     """
-    migrate_postgres(address, (statements(Dialect("postgresql")), *LATER_POSTGRESQL))
+    migrate_postgres(address, (statements(POSTGRESQL), *LATER_POSTGRESQL))
 
 
 # -- effects of handlers -----------------------------------------------------------------------

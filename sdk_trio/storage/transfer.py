@@ -33,21 +33,19 @@ from .copying import (
     require_equal,
     select,
 )
-from .engines.postgres import PostgresTransaction
+from .engines.postgres import POSTGRESQL, PostgresTransaction
 from .engines.postgres_address import PostgresAddress
 from .engines.postgres_connection import StoreConnection
 from .engines.postgres_migration import find_version, read_version
 from .engines.sqlite_connection import connect_writer, describe_failure
 from .postgres_inbox import migrate
 from .sql import days
-from .sql.dialect import Dialect, Row, SqlTransaction
+from .sql.dialect import Row, SqlTransaction
 from .sql.reads import other_tables
 from .sql.schema import APPLICATION_ID, FILLING, MOVED, TABLES, VERSION, Table, make_day
 
 #: Time for which the server may still list connections of a program that has ended, in seconds.
 ENDING_SECONDS = 1.0
-
-_DIALECT = Dialect("postgresql", server_clock=True)
 
 _OTHERS = """
 SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
@@ -72,7 +70,7 @@ class PostgresSide:
         self._connection = connection
         self._address = address
         self.place = f"{address.place}, schema {address.schema}"
-        self.tx = PostgresTransaction(connection, _DIALECT)
+        self.tx = PostgresTransaction(connection, POSTGRESQL)
 
     def rows(self, table: Table) -> Iterator[Row]:
         """See :meth:`storage.copying.Side.rows`."""

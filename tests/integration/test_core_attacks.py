@@ -101,7 +101,7 @@ async def test_a_failure_that_is_recorded_twice_counts_once(stores: Stores) -> N
 
 async def test_a_renewal_keeps_a_start_in_progress(stores: Stores) -> None:
     inbox, other = await stores.open(), await stores.open("other")
-    await inbox.accept(delivery(), leased=False)
+    await inbox.accept(delivery(), leased=True)
     started: list[bool] = []
 
     async def start() -> None:

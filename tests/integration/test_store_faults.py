@@ -434,6 +434,7 @@ async def test_retention_leaves_neither_bodies_nor_attempts_behind(inbox: Sqlite
     for name in ("done", "again"):
         await accept(inbox, name)
         await inbox.finish(name, Retry(1001, "boom"), now=1001)
+        await inbox.take_due(limit=1, now=1001)
         await inbox.start(name, now=1001)
         await inbox.finish(name, Done(), now=1002)
     # Known again after the dedup retention: what was kept of its first life is forgotten.

@@ -43,6 +43,12 @@ class Stores:
             await inbox.close()
 
 
+async def claim(inbox: Any, *keys: str, now: float) -> None:
+    """Claim the due deliveries with these keys, and no others."""
+    due = await inbox.take_due(limit=1000, now=now)
+    await inbox.release([each.key for each in due.records if each.key not in keys])
+
+
 def delivery(webhook_id: str = "m1", *, at: float = 1000.0, **fields: Any) -> NewDelivery:
     """A delivery that arrived at the time ``at``."""
     return NewDelivery(webhook_id, "order.paid", b'{"type":"order.paid"}', 7, at, **fields)

@@ -22,6 +22,7 @@ from sdk_trio.storage.sql import arrivals
 from sdk_trio.storage.sqlite_inbox import SqliteInbox
 
 from .postgres import PostgresServer, running_server
+from .stores import claim
 
 TERMS = {"lease_seconds": 10.0, "dedup_seconds": 1e9, "payload_seconds": 1e9}
 
@@ -95,6 +96,7 @@ async def fill(inbox, rounds: int = 1) -> None:
     for name, ordered in (("odd", True), ("odd too", True), ("plain", False)):
         incoming = NewDelivery(name, ODD, b"\0\xff{}", 7, 5000.5, ODD, ordered, tenant_id="t1")
         await inbox.accept(incoming, leased=name == "odd")
+    await claim(inbox, "odd", now=5001.25)
     await inbox.start("odd", now=5001.25)
     await inbox.accept(delivery("gone"), leased=False)
     gone = await inbox.get("gone")

@@ -718,6 +718,7 @@ async def after_ends(handler, *ids, ends=2):
         await inbox.accept(arrival(webhook_id=webhook_id).delivery, leased=False)
     for owner in range(ends):
         inbox = memory_inbox(owner=f"{owner}", shares=inbox)
+        await inbox.take_due(limit=99, now=trio.current_time())
         for webhook_id in ids:
             await inbox.start(webhook_id, now=trio.current_time())
         inbox = memory_inbox(owner=f"{owner + 1}", shares=inbox)

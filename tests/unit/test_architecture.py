@@ -126,7 +126,6 @@ SMALL = {
     "sdk_trio.admin.console_page": "the page itself, beside the console's API",
     "sdk_trio.client.layers.tracing": "an extra's door",
     "sdk_trio.runtime.forks": "a hook of the process; the runtime only switches it on",
-    "sdk_trio.storage.sql.pause_rows": "pauses, beside the limits that a claim obeys",
     "sdk_trio.testing.notifications": "one subject of the kit, loaded when it is used",
 }
 

@@ -37,6 +37,9 @@ HURRIED_SECONDS = 0.01
 #: Time for the server to cancel a query, in seconds.
 CANCEL_SECONDS = 2.0
 
+#: The translation of statements for a server whose clock decides.
+POSTGRESQL = Dialect("postgresql", server_clock=True)
+
 # SQLSTATEs of a transaction that only has to run again: serialization failure and deadlock.
 _CONFLICTS = frozenset({"40001", "40P01"})
 
@@ -289,6 +292,10 @@ class PostgresEngine:
     linger: float = 0.01
     #: A server comes back, so the store is never lost.
     lost: str | None = None
+    silence: str = (
+        "the database {place} has not answered for {seconds:.0f} s; it goes on by itself when the "
+        "server answers"
+    )
 
     def __init__(self, address: PostgresAddress, dialect: Dialect, node: str) -> None:
         self.place: str = address.place

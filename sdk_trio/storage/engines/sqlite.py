@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TypeVar, cast
+from typing import TypeVar, TypeVarTuple, cast
 
 import apsw
 
@@ -28,7 +28,7 @@ from ...base.logs import get_logger
 from ...base.opener import open_file
 from ...errors import StoreLostError, StoreUnavailableError
 from ..readers import ReadAgainError
-from ..sql.dialect import Dialect, SqlTransaction
+from ..sql.dialect import SqlTransaction
 from .files import (
     DAMAGE,
     StoreFile,
@@ -39,7 +39,6 @@ from .files import (
     rewrite_pages,
 )
 from .sqlite_connection import (
-    SQLITE,
     SqliteTransaction,
     connect_reader,
     connect_writer,
@@ -48,6 +47,7 @@ from .sqlite_connection import (
 )
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 #: Name of the file, beside the database, by whose lock several processes write one after the other.
 TURN_NAME = "inbox.turn"
@@ -85,8 +85,12 @@ class SqliteEngine:
         OSError: ``turn`` cannot be made, or is a link.
     """
 
-    dialect: Dialect = SQLITE
     linger: float = 0.0
+    silence: str = (
+        "the store {place} has not answered for {seconds:.0f} s: its disk hangs, or another "
+        "process keeps it busy; look at the disk (dmesg, iostat); it goes on by itself when the "
+        "disk answers"
+    )
 
     def __init__(
         self,
@@ -219,13 +223,13 @@ class SqliteEngine:
             StoreLostError: the same, until a restart.
             Exception: raised by ``work``; nothing was changed.
         """
-        return self._until_damage_is_believed(lambda: self._transact(work, durable))
+        return self._until_damage_is_believed(self._transact, work, durable)
 
-    def _until_damage_is_believed(self, work: Callable[[], T]) -> T:
+    def _until_damage_is_believed(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
         begun: float | None = None
         while True:
             try:
-                return work()
+                return work(*arguments)
             except DAMAGE as error:
                 begun = clock.monotonic() if begun is None else begun
                 if self._files is None or not may_pass(self.place, begun):

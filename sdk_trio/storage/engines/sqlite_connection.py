@@ -224,13 +224,11 @@ def clear_log(connection: apsw.Connection, seconds: float) -> bool:
     return True
 
 
-#: Marks a store without remnants: each deletion was overwritten.
+#: Marks a store without remnants: each deletion was overwritten. ``secure_delete`` overwrites a
+#: deleted row at its last place. But when SQLite splits a page, the old page may keep a copy of
+#: rows that moved (0 to 5 of 1200 deleted rows could still be read). A purge of a tenant must leave
+#: nothing, so it removes the mark, and the next wipe rewrites the database.
 MARK_AS_WIPED = "INSERT OR REPLACE INTO checkpoint VALUES ('storage.wiped', '1')"
-
-#: Makes the next wipe rewrite the database. ``secure_delete`` overwrites a deleted row at its last
-#: place. But when SQLite splits a page, the old page may keep a copy of rows that moved (0 to 5 of
-#: 1200 deleted rows could still be read). A purge must leave nothing, so it removes the mark.
-MARK_AS_UNWIPED = "DELETE FROM checkpoint WHERE name = 'storage.wiped'"
 
 _IS_WIPED = "SELECT count(*) FROM checkpoint WHERE name = 'storage.wiped'"
 

@@ -1,4 +1,4 @@
-"""The inbox in this process's memory, and its backend.
+"""The inbox in this process's memory.
 
 Nothing survives the process, and the size is bounded. A done delivery loses its body at once and
 shrinks to its id later, see :class:`Deliveries`. When unfinished deliveries take too much, the
@@ -9,9 +9,6 @@ Cancellation: a method is one checkpoint, *before* it reads or changes anything,
 has changed nothing. ``finish`` of an inline run is no checkpoint, and ``claim`` lets no other task
 run: such a run is part of a request, which has its own checkpoints, and a further one would cost as
 much as all the work of this store. ``close`` closes first, and is a checkpoint after it.
-
-:class:`MemoryBackend` makes the stores of tenants, messages and the upgrade on first use: most
-receivers have no tenants, and start without them.
 """
 
 import math
@@ -47,7 +44,7 @@ from ...records.deliveries import (
     Renewed,
     Retry,
 )
-from ...records.policies import ClaimLimits
+from ...records.policies import NO_LIMITS, ClaimLimits
 from ..admission import (
     ACCEPTING,
     CLAIMING,
@@ -79,22 +76,63 @@ _DONE = Admitted(Admission.DONE)
 _log = get_logger("storage")
 
 
-class MemoryBackend:
-    """The tenants, their upgrade and their notifications, in tables of their own.
+def _on_rows(
+    query: Callable[Concatenate[Deliveries, P], T],
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
+    """Return the method that runs ``query`` on the rows."""
 
-    ``shares`` is another backend on the same rows, whose tables are used.
+    @wraps(query)
+    async def method(self: "MemoryInbox", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        await self._begin()
+        return query(self._rows, *args, **kwargs)
+
+    return method
+
+
+class MemoryInbox:
+    """:class:`Backend` in memory.
+
+    Args:
+        owner: the name that holds the leases taken here.
+        lease_seconds: duration of a lease without renewal; above 0.
+        dedup_seconds: time that a done delivery is remembered; 0 or more.
+        payload_seconds: time that bodies of parked deliveries are kept; 0 or more.
+        shares: another inbox on whose deliveries this one works, as a second process on the same
+            file would; for tests.
     """
 
+    #: See :attr:`Inbox.in_order`: sequences are given and seen in one step.
+    in_order = True
+    #: Memory has no files that could be lost, and does not fail.
+    lost: str | None = None
+    failing = False
+
     def __init__(
-        self, terms: LeaseTerms, rows: Deliveries, shares: "MemoryBackend | None" = None
+        self,
+        *,
+        owner: str,
+        lease_seconds: float,
+        dedup_seconds: float,
+        payload_seconds: float,
+        shares: "MemoryInbox | None" = None,
     ) -> None:
-        self._terms = terms
-        self._rows = rows
+        self._terms = LeaseTerms(
+            owner=owner,
+            lease_seconds=lease_seconds,
+            dedup_seconds=dedup_seconds,
+            payload_seconds=payload_seconds,
+        )
         self._shares = shares
+        self._rows: Deliveries = Deliveries() if shares is None else shares._rows
+        self._own_changes = 0
+        self._foreign_changes = self._rows.changes
+        self._closed = False
+        self._warned = False
+
+    # Made on first use: most receivers have no tenants, and start without SQLite.
 
     @cached_property
     def _tables(self) -> "MemoryTables":
-        # Most receivers have no tenants, and start without SQLite.
         from .tables import MemoryTables
 
         return MemoryTables() if self._shares is None else self._shares._tables
@@ -127,53 +165,6 @@ class MemoryBackend:
 
         return MemoryAlerts(self._terms, self._tables, self._rows)
 
-
-def _on_rows(
-    query: Callable[Concatenate[Deliveries, P], T],
-) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
-    """Return the method that runs ``query`` on the rows."""
-
-    @wraps(query)
-    async def method(self: "MemoryInbox", /, *args: P.args, **kwargs: P.kwargs) -> T:
-        await self._begin()
-        return query(self._rows, *args, **kwargs)
-
-    return method
-
-
-class MemoryInbox(MemoryBackend):
-    """:class:`Inbox` in memory.
-
-    Args:
-        owner: the name that holds the leases taken here.
-        lease_seconds: duration of a lease without renewal; above 0.
-        dedup_seconds: time that a done delivery is remembered; 0 or more.
-        payload_seconds: time that bodies of parked deliveries are kept; 0 or more.
-        shares: another inbox on whose deliveries this one works, as a second process on the same
-            file would; for tests.
-    """
-
-    def __init__(
-        self,
-        *,
-        owner: str,
-        lease_seconds: float,
-        dedup_seconds: float,
-        payload_seconds: float,
-        shares: "MemoryInbox | None" = None,
-    ) -> None:
-        terms = LeaseTerms(
-            owner=owner,
-            lease_seconds=lease_seconds,
-            dedup_seconds=dedup_seconds,
-            payload_seconds=payload_seconds,
-        )
-        super().__init__(terms, Deliveries() if shares is None else shares._rows, shares)
-        self._own_changes = 0
-        self._foreign_changes = self._rows.changes
-        self._closed = False
-        self._warned = False
-
     async def _begin(self) -> None:
         await trio.lowlevel.checkpoint()
         self._require_open()
@@ -181,16 +172,6 @@ class MemoryInbox(MemoryBackend):
     def _require_open(self) -> None:
         if self._closed:
             raise StoreUnavailableError("the store is closed")
-
-    @property
-    def in_order(self) -> bool:
-        """See :attr:`Inbox.in_order`: they are given and seen in one step."""
-        return True
-
-    @property
-    def lost(self) -> str | None:
-        """See :attr:`Inbox.lost`: memory has no files that could be lost."""
-        return None
 
     def samples(self) -> Sequence[Sample]:
         """See :meth:`Inbox.samples`: there are no connections, and leases are private."""
@@ -200,11 +181,6 @@ class MemoryInbox(MemoryBackend):
         """See :meth:`Inbox.clock_offset`: the host's clock is the only one."""
         await trio.lowlevel.checkpoint()
         return None
-
-    @property
-    def failing(self) -> bool:
-        """See :attr:`Inbox.failing`: memory does not fail."""
-        return False
 
     def writing_process(self) -> int | None:
         """See :meth:`Inbox.writing_process`: no other process writes."""
@@ -541,7 +517,7 @@ class MemoryInbox(MemoryBackend):
     ) -> Due:
         await self._begin()
         rows = self._rows
-        allowance = None if limits is None else Allowance(rows, limits, now)
+        allowance = Allowance(rows, limits or NO_LIMITS, now)
         due: list[MemoryRow] = []
         blocking: list[MemoryRow] = []
         next_due_at: float | None = None
@@ -553,11 +529,8 @@ class MemoryInbox(MemoryBackend):
             if row.owner is None and at is not None and at > now:
                 next_due_at = at if next_due_at is None else min(at, next_due_at)
             elif self._is_free(row, now, overdue):
-                if rows.may_run(row):
-                    if allowance is None or len(due) >= limit or allowance.allows(row):
-                        due.append(row)
-                    elif row.owner is not None:
-                        blocking.append(row)
+                if rows.may_run(row) and (len(due) >= limit or allowance.allows(row)):
+                    due.append(row)
                 elif row.owner is not None:
                     blocking.append(row)
         for row in (*due[:limit], *blocking):
@@ -568,27 +541,23 @@ class MemoryInbox(MemoryBackend):
         for row in blocking:
             self._write(row, row.state)
         records = [row.record() for row in due[:limit]]
-        more = len(due) > limit or bool(blocking)
-        if allowance is None:
-            return Due(records, more=more, next_due_at=next_due_at)
         superseded = self._end_superseded(allowance, now)
         times = [at for at in (next_due_at, allowance.next_at) if at is not None]
         return Due(
             records,
-            # The next one of a lane may be due now.
-            more=more or bool(superseded),
+            # After a superseded one, the next one of its lane may be due now.
+            more=len(due) > limit or bool(blocking or superseded),
             next_due_at=min(times, default=None),
             limited=allowance.waiting,
             superseded=superseded,
         )
 
-    def _end_superseded(self, allowance: Allowance | None, now: float) -> list[tuple[str, str]]:
-        found = [] if allowance is None else allowance.superseded
-        for row, newer in found:
+    def _end_superseded(self, allowance: Allowance, now: float) -> list[tuple[str, str]]:
+        for row, newer in allowance.superseded:
             self._rows.finish(row, now)
             row.last_error = f"superseded by {newer}"
             self._own_changes += 1
-        return [(row.key, newer) for row, newer in found]
+        return [(row.key, newer) for row, newer in allowance.superseded]
 
     def _is_free(self, row: MemoryRow, now: float, overdue: bool) -> bool:
         if row.owner is None:
@@ -600,13 +569,13 @@ class MemoryInbox(MemoryBackend):
     ) -> Due:
         await self._begin()
         rows = self._rows
-        allowance = None if limits is None else Allowance(rows, limits, now)
+        allowance = Allowance(rows, limits or NO_LIMITS, now)
         found = [
             row
             for _, row in sorted(rows.unfinished.items())
             if row.process_ends and row.queued and row.owner in (None, self._terms.owner)
             if row.state is DeliveryState.RECEIVED and rows.may_run(row)
-            if allowance is None or allowance.allows(row)
+            if allowance.allows(row)
         ]
         for row in found[:limit]:
             self._write(row, row.state, lease_from=now)

@@ -34,6 +34,7 @@ that follows, are one statement, or the row was locked before.
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -158,41 +159,27 @@ _SET_ORDERED = "UPDATE arrival SET ordered = :ordered WHERE sequence = :sequence
 _TRIES = 10
 
 
-def accept_all(
-    tx: SqlTransaction, terms: LeaseTerms, arriving: Sequence[Arriving], *, surely_new: bool = False
-) -> list[Answer]:
-    """Store deliveries of different keys for our own workers."""
-    return _admit_all(tx, terms, arriving, ACCEPTING, DeliveryState.RECEIVED, surely_new)
-
-
-def claim_all(
-    tx: SqlTransaction, terms: LeaseTerms, arriving: Sequence[Arriving], *, surely_new: bool = False
-) -> list[Answer]:
-    """Claim deliveries of different keys for inline runs."""
-    return _admit_all(tx, terms, arriving, CLAIMING, DeliveryState.RUNNING, surely_new)
-
-
-def park(
-    tx: SqlTransaction, terms: LeaseTerms, delivery: NewDelivery, reason: str | None = None
-) -> Admitted:
-    """Store ``delivery`` as parked, with the reason."""
-    arriving = [Arriving(delivery, None)]
-    ((admitted, _),) = _admit_all(
-        tx, terms, arriving, PARKING, DeliveryState.PARKED, False, reason=reason
-    )
-    return admitted
-
-
 def _admit_all(
+    rules: Mapping[ExistingState, AdmissionRule],
+    state: DeliveryState,
     tx: SqlTransaction,
     terms: LeaseTerms,
     arriving: Sequence[Arriving],
-    rules: Mapping[ExistingState, AdmissionRule],
-    state: DeliveryState,
-    surely_new: bool,
     *,
+    surely_new: bool = False,
     reason: str | None = None,
 ) -> list[Answer]:
+    """Admit deliveries of different keys: new ones get ``state``, for known ones ``rules`` decide.
+
+    Args:
+        rules: those of the verb.
+        state: of a delivery that is kept or put back.
+        tx: the transaction.
+        terms: the owner and the periods.
+        arriving: the deliveries.
+        surely_new: the caller knows that all keys are new.
+        reason: why they are parked.
+    """
     sequences = _open(tx, terms, arriving, state, reason, surely_new=surely_new)
     return [
         _admit_known(tx, terms, each, rules, state, reason)
@@ -200,6 +187,23 @@ def _admit_all(
         else (_NEW, sequence)
         for each, sequence in zip(arriving, sequences, strict=True)
     ]
+
+
+#: Stores deliveries for our own workers.
+accept_all = partial(_admit_all, ACCEPTING, DeliveryState.RECEIVED)
+
+#: Claims deliveries for inline runs.
+claim_all = partial(_admit_all, CLAIMING, DeliveryState.RUNNING)
+
+_park_all = partial(_admit_all, PARKING, DeliveryState.PARKED)
+
+
+def park(
+    tx: SqlTransaction, terms: LeaseTerms, delivery: NewDelivery, reason: str | None = None
+) -> Admitted:
+    """Store ``delivery`` as parked, with the reason."""
+    ((admitted, _),) = _park_all(tx, terms, [Arriving(delivery, None)], reason=reason)
+    return admitted
 
 
 def _open(

@@ -1,4 +1,4 @@
-"""Claims of events that belong to a group: paused ones, and those of handlers with limits.
+"""Pauses of events, and claims of events with a group: paused ones, and those with limits.
 
 1. A claim finds due events (:func:`~.leases.claim_due`) and asks ``ClaimLimits`` for the group of
    each: that of a pause, that of a handler with limits, or none.
@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from ...base.throttle import TokenBucket
-from ...records.policies import ClaimLimits, GroupLimit, burst_of
+from ...records.policies import ClaimLimits, EventPause, GroupLimit, burst_of
 from ..admission import LeaseTerms
 from ..coalescing import WaitingEvent, coalesce, waiting_event
 from .deliveries import RunEnd, end_all, note_reason
@@ -338,3 +338,60 @@ _LEASE_SUPERSEDED = """
 UPDATE work SET lease_owner = :owner, lease_token = :token + sequence, lane = NULL
 WHERE sequence IN ints(:sequences) AND lease_owner IS NULL RETURNING sequence
 """
+
+
+# -- pauses --------------------------------------------------------------------------------------
+
+_LIST_PAUSES = """
+SELECT glob, since, actor, reason, until, ended_at, ended_by FROM pause
+WHERE ended_at IS NULL OR CAST(:ended AS boolean) ORDER BY since, id
+"""
+
+# One that is there keeps its beginning: a second pause changes why and how long.
+_CHANGE_PAUSE = """
+UPDATE pause SET until = :until, reason = :reason, actor = :actor
+WHERE glob = :glob AND ended_at IS NULL AND (until IS NULL OR until > :now) RETURNING id
+"""
+
+_END_OVERDUE_PAUSES = """
+UPDATE pause SET ended_at = until, ended_by = '' WHERE ended_at IS NULL AND until <= :now
+"""
+
+_ADD_PAUSE = """
+INSERT INTO pause (glob, since, actor, reason, until)
+VALUES (:glob, :now, :actor, :reason, :until)
+"""
+
+_END_PAUSES = """
+UPDATE pause SET ended_at = :now, ended_by = :actor
+WHERE ended_at IS NULL AND (glob = :glob OR CAST(:glob AS text) IS NULL) RETURNING glob
+"""
+
+
+def pauses(tx: SqlTransaction, *, ended: bool = False) -> list[EventPause]:
+    """Return the pauses that were not resumed; with ``ended`` all of them."""
+    return [
+        EventPause(glob, since, actor, reason, until, ended_at, ended_by or None)
+        for glob, since, actor, reason, until, ended_at, ended_by in tx.all(
+            _LIST_PAUSES, ended=ended
+        )
+    ]
+
+
+def pause(
+    tx: SqlTransaction, glob: str, *, actor: str, reason: str, until: float | None, now: float
+) -> None:
+    """Pause the events whose type matches ``glob``."""
+    tx.run(_END_OVERDUE_PAUSES, now=now)
+    given = {"glob": glob, "actor": actor, "reason": reason, "until": until, "now": now}
+    if tx.one(_CHANGE_PAUSE, **given) is None:
+        tx.run(_ADD_PAUSE, **given)
+    tx.note_change()
+
+
+def resume(tx: SqlTransaction, glob: str | None, *, actor: str, now: float) -> list[str]:
+    """End the pause of ``glob``, None: of all; return the globs of those that were in force."""
+    tx.run(_END_OVERDUE_PAUSES, now=now)
+    ended = [row[0] for row in tx.all(_END_PAUSES, glob=glob, actor=actor, now=now)]
+    tx.note_change()
+    return ended
