@@ -214,8 +214,9 @@ async def test_many_events_are_finished_while_others_are_fetched(stores: Stores)
 async def test_the_failed_runs_are_kept_in_order_across_a_replay(stores: Stores) -> None:
     """River, internal/jobexecutor/job_executor_test.go, ErrorAgainAfterRetry."""
     inbox = await stores.open()
-    await inbox.accept(delivery(), leased=True)
+    await inbox.accept(delivery(), leased=False)
     for number in range(1, 4):
+        assert await take(inbox, now=1000 + number) == ["m1"]
         await inbox.start("m1", now=1000 + number)
         outcome = Dead("e3") if number == 3 else Retry(1000 + number, f"e{number}")
         await inbox.finish("m1", outcome, now=1000 + number)
