@@ -5,7 +5,7 @@
 A whole run takes less than fifteen minutes, ``--quick`` less than two. After each group, its
 figures replace the earlier ones in ``benchmarks/figures.json``; at the end the documentation is
 updated. A quick run is only printed and written to ``benchmarks/results/quick.json``. Absolute
-figures depend on the machine; ratios hardly do.
+figures depend on the machine; ratios almost do not.
 """
 
 import argparse

@@ -133,7 +133,7 @@ def backlog(bench: Bench) -> Runs:
             runs["fresh"].setdefault(server.name, []).append(_load_closed(bench, process))
         bench.say(f"round {number + 1}: waiting")
         with copied(stored, bench.directory) as data, bench.serving(server, data) as process:
-            runs["waiting"].setdefault(server.name, []).append(_work_off(bench, process))
+            runs["waiting"].setdefault(server.name, []).append(_process_backlog(bench, process))
     return runs
 
 
@@ -245,7 +245,7 @@ def _wait_until_done(process: Process) -> tuple[int, float]:
     return handled, at
 
 
-def _work_off(bench: Bench, process: Process) -> Figures:
+def _process_backlog(bench: Bench, process: Process) -> Figures:
     """Let a server handle the events in its store; its start is not measured."""
     tenth = bench.scale.backlog // 10
     while process.handled() < tenth:

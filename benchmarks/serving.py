@@ -22,7 +22,7 @@ from stores import Certificate
 
 PATH = "/hooks/sdk"
 START_SECONDS = 20.0
-#: The seconds after which a server is killed; its data is not needed any more.
+#: The seconds after which a server is killed; its data is no longer needed.
 STOP_SECONDS = 5.0
 #: The seconds within which all accepted events should be handled.
 DONE_SECONDS = 60.0

@@ -41,7 +41,7 @@ def pytest_configure(config):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
-    """With SDK_TEST_REQUIRE_ALL=1 a skipped test is a failed one: its part has to be there.
+    """With SDK_TEST_REQUIRE_ALL=1 a skipped test is a failed one: its part must be installed.
 
     The one exception carries the marker ``may_skip``: the specification lies outside the
     repository, and its comparison is only possible beside it.

@@ -50,7 +50,7 @@ EXAMPLES = ("test_verdict_details", "test_signature", "test_verdict")
 #: What is quick and fails for most mutants comes first.
 TESTS = (*EXAMPLES, *PROPERTIES, "test_signature_interoperation")
 
-#: Many times what the whole set of tests takes; a mutant that loops without end is found by it.
+#: Many times what the whole set of tests takes; so it detects a mutant that loops forever.
 SECONDS = 180
 
 #: Mutants that behave as the original does, grouped by the reason. A mutant is named by its place
@@ -486,7 +486,7 @@ def main() -> int:
     print(f"{len(chosen)} mutants, {len(chosen) - len(survivors)} killed, ", end="")
     print(f"{len(survivors) - len(alive)} equivalent, {len(alive)} survived, {seconds:.0f} s")
     stale = _stale(reasons, chosen, survivors) if not options.properties else []
-    print(*(f"no equivalent mutant any more: {key}" for key in stale), sep="\n", end="")
+    print(*(f"no longer an equivalent mutant: {key}" for key in stale), sep="\n", end="")
     return 1 if alive or stale else 0
 
 

@@ -127,7 +127,7 @@ class Everything:
 
 
 def renewed_by_owner() -> Any:
-    """Leases are renewed by their owner, so one that no run holds never ends."""
+    """All leases of an owner are renewed, so a lease that no run holds never expires."""
     renew = leases.renew
     return patch.object(
         inbox.leases, "renew", lambda tx, terms, _, held, now: renew(
@@ -137,12 +137,12 @@ def renewed_by_owner() -> Any:
 
 
 def sync_failure_ignored() -> Any:
-    """After a sync that failed the log is trusted."""
+    """After a failed sync the log is trusted."""
     return patch.object(engine.SqliteEngine, "_note_failed_sync", lambda *_: None)
 
 
 def log_not_rewritten() -> Any:
-    """After a sync that failed the next sync is trusted, and the log not written again."""
+    """After a failed sync the next sync is trusted, and the log is not rewritten."""
 
     def prove(self: Any, _connection: Any) -> None:
         self._log_proven = True
@@ -161,7 +161,7 @@ def commit_not_synced() -> Any:
 
 
 def acknowledged_before_commit() -> Any:
-    """An event is acknowledged when its commit has been asked for."""
+    """An event is acknowledged when its commit was requested."""
     accept = SqliteInbox.accept
 
     async def early(self: Any, delivery: Any, *, leased: bool) -> Admitted:
@@ -177,7 +177,7 @@ def acknowledged_before_commit() -> Any:
 
 
 def failed_commit_acknowledged() -> Any:
-    """A store that fails is no reason to refuse."""
+    """Deliveries are acknowledged although the store fails."""
     accept = queue.WorkerPool.accept
 
     async def lenient(self: Any, arrival: Any, **given: Any) -> Any:
@@ -195,7 +195,7 @@ def failed_batch_succeeds() -> Any:
 
 
 def no_poll() -> Any:
-    """The feeder waits for signs in memory alone."""
+    """The feeder waits for signals in memory only."""
 
     async def wait(self: Any) -> None:
         await self._feed_wanted.wait()
@@ -278,7 +278,7 @@ def lanes_ignored() -> Any:
 
 
 def ordered_run_from_memory() -> Any:
-    """An ordered event is run at once, beside earlier ones of its subject."""
+    """An ordered event runs at once, concurrently with earlier ones of its subject."""
     new = deliveries.NewDelivery
 
     def unordered(delivery: Any) -> Any:
@@ -303,7 +303,7 @@ def waiting_never_fetched() -> Any:
 
 
 def retries_never_fetched() -> Any:
-    """Retries that are due are not fetched."""
+    """Due retries are not fetched."""
     return patch.object(
         leases,
         "_FIND_DUE",
@@ -312,7 +312,7 @@ def retries_never_fetched() -> Any:
 
 
 def expired_never_claimed() -> Any:
-    """Leases that have expired are left alone, also at a start."""
+    """Expired leases are never taken over, not even at a start."""
     return _several(
         patch.object(
             leases, "_FIND_DUE", leases._FIND_DUE.replace(leases._expired("this"), "1 = 0")
@@ -322,7 +322,7 @@ def expired_never_claimed() -> Any:
 
 
 def outcome_dropped_when_store_fails() -> Any:
-    """An outcome that the store refuses is not sent again."""
+    """An outcome that the store refuses is not recorded later."""
 
     async def once(self: Any, lease: Any, outcome: Any) -> None:
         try:
@@ -339,7 +339,7 @@ def inline_outcome_forgotten() -> Any:
 
 
 def slot_leaks() -> Any:
-    """A duplicate keeps its slot of the queue."""
+    """A duplicate keeps its queue slot."""
     answer = recording.OutcomeRecorder.answer_known
     accept = queue.WorkerPool.accept
 
@@ -359,12 +359,12 @@ def slot_leaks() -> Any:
 
 
 def leases_pile_up() -> Any:
-    """The lease of a run that has ended is held on."""
+    """The lease of a finished run is not released."""
     return patch.object(HeldLeases, "drop", lambda *_: None)
 
 
 def duplicates_not_joined() -> Any:
-    """A duplicate of an inline run in flight runs beside it."""
+    """A duplicate of an in-flight inline run runs concurrently with it."""
 
     async def run(
         self: Any, arrival: Any, handler: Any, tenant: Any = None, *, expiry: Any = None
@@ -379,12 +379,12 @@ def duplicates_not_joined() -> Any:
 
 
 def failure_acknowledged() -> Any:
-    """An inline handler that failed is answered 200."""
+    """A failed inline handler is answered 200."""
     return patch.object(inline, "_ask_again", lambda _failure: answers.OK)
 
 
 def failure_is_done() -> Any:
-    """A queued handler that failed is recorded as done."""
+    """A failed queued handler is recorded as done."""
     return patch.object(queued, "after_queued_failure", lambda *_, **__: Done())
 
 
@@ -407,7 +407,7 @@ def retry_tomorrow() -> Any:
 
 
 def clock_step_ignored() -> Any:
-    """A wall clock that is set back makes retries wait."""
+    """A wall clock that is set back delays retries."""
     return _several(
         patch.object(clock_watch.ClockWatch, "check", lambda _self: math.inf),
         patch.object(inbox.SqlInbox, "reschedule", _none),
@@ -425,12 +425,12 @@ def timeout_missing() -> Any:
 
 
 def claim_taken_twice() -> Any:
-    """The filter of known keys takes each key for a new one."""
+    """The filter of known keys reports each key as new."""
     return patch.object(known_keys.KnownKeys, "may_hold", lambda *_: False)
 
 
 def worker_dies() -> Any:
-    """A worker ends with a run that was cancelled."""
+    """A worker ends when its run is cancelled."""
 
     async def once(self: Any) -> None:
         await queue.run_in_cell(self._work)
@@ -451,7 +451,7 @@ def renewal_missing() -> Any:
 
 
 def claim_believed_before_commit() -> Any:
-    """The end of an inline run trusts its claim while that is being committed."""
+    """The end of an inline run relies on a claim that is still being committed."""
     finish = UnawaitedClaims.finish
 
     async def believing(self: Any, key: str, *arguments: Any, **named: Any) -> None:
@@ -465,7 +465,7 @@ def claim_believed_before_commit() -> Any:
 
 
 def lanes_shared_by_tenants() -> Any:
-    """Ordered events of all tenants with one subject wait for each other."""
+    """Ordered events of different tenants with the same subject wait for each other."""
     lane_of = deliveries.lane_of
     return patch.object(
         deliveries, "lane_of", lambda ordered, _tenant, subject: lane_of(ordered, None, subject)
@@ -473,17 +473,17 @@ def lanes_shared_by_tenants() -> Any:
 
 
 def suspension_ignored() -> Any:
-    """Events of a suspended tenant run, also those that wait for it."""
+    """Events of a suspended tenant run, even those that must wait for it."""
     return patch.object(parking.Parking, "is_suspended", lambda *_: False)
 
 
 def suspension_noticed_late() -> Any:
-    """A process keeps what it has read of a tenant."""
+    """A process never refreshes a tenant that it has read."""
     return patch.object(TenantService, "_announce", lambda _self: None)
 
 
 def tenant_of_another() -> Any:
-    """The cache returns the tenant that it was asked for first."""
+    """The cache always returns the first tenant that was requested."""
     recall = TenantCache.recall
 
     def first(self: Any, key: str) -> Any:
@@ -493,7 +493,7 @@ def tenant_of_another() -> Any:
 
 
 def feed_runs_ahead() -> Any:
-    """The feed sends one page, and takes all that was there for a part of that page."""
+    """The feed sends one page, and counts later deliveries as part of that page."""
     send = Feed._send_deliveries
 
     async def ahead(self: Any, socket: Any, listener: Any) -> bool:
@@ -505,7 +505,7 @@ def feed_runs_ahead() -> Any:
 
 
 def feed_resumes_one_late() -> Any:
-    """The feed begins behind the delivery that follows a client's position."""
+    """The feed skips the delivery after a client's position."""
     serve = Feed.serve
 
     async def late(self: Any, upgrade: Any, query: Any, **named: Any) -> None:
@@ -517,7 +517,7 @@ def feed_resumes_one_late() -> Any:
 
 
 def feed_repeats() -> Any:
-    """A client that returns gets its last delivery again."""
+    """A returning client gets its last delivery again."""
     serve = Feed.serve
 
     async def early(self: Any, upgrade: Any, query: Any, **named: Any) -> None:
@@ -529,7 +529,7 @@ def feed_repeats() -> Any:
 
 
 def breaker_never_closes() -> Any:
-    """A circuit that has opened lets no probe pass."""
+    """An open circuit admits no probe."""
     acquire = CircuitBreaker.acquire
     opened: dict[int, Any] = {}
 

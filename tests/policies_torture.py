@@ -48,7 +48,7 @@ from sdk_trio.webhooks.recording import retry_until_stored
 
 TESTS = Path(__file__).parent
 
-#: The time in seconds after which a pause has to be obeyed: a second, and what a loaded machine
+#: The time in seconds after which a pause must be obeyed: a second, and what a loaded machine
 #: needs to get a turn.
 OBEYED_SECONDS = 3.0
 

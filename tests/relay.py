@@ -56,7 +56,7 @@ class Program:
         )
 
     def start_if_ended(self) -> None:
-        """Start a listener again that began while the receiver was away, and ended for that."""
+        """Restart a listener that ended because the receiver was down when it started."""
         if self.process.poll() is not None:
             self.start()
 

@@ -107,7 +107,7 @@ PATIENT_SECONDS = 10.0
 #: Of ten deliveries so many are by a sender that hangs up.
 HASTY_IN_TEN = 3
 
-#: How long an event may take to be answered 200 once nothing stalls any more, in seconds.
+#: How long an event may take to be answered 200 after the last stall, in seconds.
 ANSWER_SECONDS = 120.0
 
 #: How long an acknowledged event may wait unless ``--wait`` says otherwise, in seconds.

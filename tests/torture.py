@@ -43,7 +43,7 @@ from support.wire import Wire
 
 from sdk_trio.testing import sample_body, sign_delivery
 
-#: One handler of each kind. What an event asks for stands in its metadata.
+#: One handler of each kind. The metadata of an event selects its handler.
 APPLICATION = """
 import os, time, trio, sdk_trio
 from sdk_trio.events import *
@@ -145,7 +145,7 @@ FAULTS: dict[str, MakeFaults] = {
 
 @attrs.frozen
 class Step:
-    """One blow: after ``pause`` seconds a fault for ``seconds``, a kill, or one amid the other.
+    """One step: after ``pause`` seconds a fault for ``seconds``, a kill, or a kill during a fault.
 
     ``kill_after`` are seconds from the begin of the fault, or of the step without one.
     """
@@ -276,8 +276,8 @@ class Senders:
 
 
 @attrs.define
-class Torture:
-    """The blows, one after the other, with the moments in which they fell."""
+class Injector:
+    """Injects kills and faults one after the other, and records their times."""
 
     daemon: Respawned
     disk: DiskFaults
@@ -287,7 +287,7 @@ class Torture:
     #: How many of each kind there were, and how many a sender felt: refused, or kept waiting.
     felt: dict[str, list[int]] = attrs.Factory(dict)
 
-    async def strike(self, steps: Sequence[Step]) -> None:
+    async def inject(self, steps: Sequence[Step]) -> None:
         for step in steps:
             await trio.sleep(step.pause)
             before = self._troubles()
@@ -325,7 +325,7 @@ class Torture:
         return self.senders.slow + sum(number for answer, number in answers if answer != "200")
 
     async def _answers_again(self, step: Step) -> None:
-        """Wait until it acknowledges, unless the next blow shall fall into the start."""
+        """Wait until it acknowledges, unless the next kill is meant for the start."""
         if step.fault is None and (step.kill_after or 0.0) < 0.3:
             return
         wanted = self.senders.acknowledged + 5
@@ -413,7 +413,7 @@ async def torture(
         settings["Storage:Backend"] = "Postgres"
     daemon = Respawned(directory, APPLICATION, settings, environment)
     senders = Senders(daemon.url, acknowledged, dice, rate)
-    blows = Torture(daemon, disk, senders)
+    injector = Injector(daemon, disk, senders)
     started = time.monotonic()
     with trio.fail_after(seconds):
         async with trio.open_nursery() as nursery:
@@ -421,7 +421,7 @@ async def torture(
             await daemon.accepting()
             async with trio.open_nursery() as sending:
                 sending.start_soon(senders.run)
-                await blows.strike(schedule(kills, faults, random.Random(seed)))
+                await injector.inject(schedule(kills, faults, random.Random(seed)))
                 senders.stopped = True
             await drained(daemon)
             daemon.stop()
@@ -439,15 +439,15 @@ async def torture(
     return Report(
         time.monotonic() - started,
         daemon.starts,
-        len(blows.kills),
+        len(injector.kills),
         own,
-        blows.felt,
+        injector.felt,
         senders.answers,
         len(runs),
         len(states.keys() - ids),
         [one for one, state in states.items() if state == "dead" and not one.startswith(hopeless)],
         daemon.logged(["store.unavailable", "Traceback", '"level": "critical"']),
-        account(ids, runs, states, deaths=deaths, faults=blows.faults),
+        account(ids, runs, states, deaths=deaths, faults=injector.faults),
     )
 
 

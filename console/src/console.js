@@ -83,7 +83,7 @@ function Frame({ onLeave }) {
     return () => feed.stop();
   }, []);
   useEffect(() => {
-    const refused = () => onLeave("The program does not take this token any more.");
+    const refused = () => onLeave("The receiver no longer accepts this token.");
     addEventListener("sdk-refused", refused);
     return () => removeEventListener("sdk-refused", refused);
   }, []);

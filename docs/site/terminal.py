@@ -25,7 +25,7 @@ handlers.ignore()
 @handlers.on(OrderPaidEvent, enqueue=True, max_attempts=1)
 async def grant_access(event: OrderPaidEvent) -> None:
     if event.attempt == 1:
-        raise ConnectionError("the database is away")
+        raise ConnectionError("the database is unavailable")
 """
 COMMANDS = (
     "sdk-trio events trigger order.paid",

@@ -11,14 +11,14 @@ handlers = sdk_trio.HandlerRegistry()
 @handlers.on(OrderPaidEvent, enqueue=True)
 async def grant_access(event: OrderPaidEvent) -> None:
     if event.attempt == 1:
-        raise ConnectionError("the database is away")
+        raise ConnectionError("the database is unavailable")
 
 
 async def main() -> None:
     settings = settings_for_tests({"Webhooks:Queue:MaxAttempts": 3})
     async with running_app(handlers, settings) as app:
         delivered = await app.deliver("order.paid", {"id": "ord_1"}, expect="retrying")
-        print(delivered.status, "the database is away" in (delivered.error or ""))
+        print(delivered.status, "the database is unavailable" in (delivered.error or ""))
         await app.retry(expect="done")
 
 

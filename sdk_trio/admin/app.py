@@ -590,7 +590,7 @@ class AdminApp:
                 "events": events,
                 "tenants": tenants and {str(status): count for status, count in tenants.items()},
                 "circuit": source.circuit,
-                # Infinite if a replica was never in step, which JSON cannot express.
+                # Infinite if a replica never caught up, which JSON cannot express.
                 "replication_lag_seconds": lag[0] if lag and lag[0] < inf else None,
                 "series": {"step_seconds": STEP_SECONDS, "points": self._series.steps},
                 "checks": checks_document(checks, details=True),

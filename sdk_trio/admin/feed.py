@@ -400,7 +400,7 @@ class Feed:
             "newest": self._position,
             "store": self._store,
             "replaced": listener.replaced,
-            # The listener must query the changes that happened while it was away.
+            # The listener must query the changes that happened while it was disconnected.
             "resumed": ["delivery"] if listener.query.after is not None else [],
             "version": self._version,
         }

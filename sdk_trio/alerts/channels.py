@@ -114,13 +114,13 @@ def _chat_request(
     url = credential(read_variable, options.chat.url_env_var)
     if isinstance(url, Skipped):
         return url
-    # The start refuses such a URL. A command may read another environment than the receiver.
+    # The receiver does not start with such a URL, but a command may read another environment.
     wrong = check_form(Form.HOOK_URL, url, development=True)
     if wrong is not None:  # without the URL, which is a credential
         return Skipped(f"the value of the variable {options.chat.url_env_var} {wrong}")
 
     def classify(answer: PostAnswer) -> Outcome:
-        # The answer's words are not stored: they may quote the URL, which is a credential.
+        # The text of the response is not stored: it may quote the URL, which is a credential.
         if 200 <= answer.status < 300:
             return accepted(answer)
         return classify_response(

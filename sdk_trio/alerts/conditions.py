@@ -33,7 +33,7 @@ class Facts:
 
     Args:
         store_writes: whether the store accepts writes.
-        store_failing_since: when it began not to; None while it does.
+        store_failing_since: when it stopped accepting them; None while it does.
         new_dead_letters: events that became dead letters within ``RepeatHours`` and still are.
         last_delivery_at: when the newest stored delivery arrived.
         oldest_waiting_at: when the oldest waiting event arrived; ``inf``: none waits.
@@ -41,11 +41,11 @@ class Facts:
         sender_answers: whether the upstream answers the client.
         replication_lags: whether replicas are behind their limit or cannot be written.
         replication_lags_since: when that began; None while they are not.
-        certificate_ends_at: the end of the certificate that the receiver shows; ``inf``: none.
-        token_ends_at: the end of the access token; ``inf``: it shows no end.
+        certificate_ends_at: the expiry of the receiver's certificate; ``inf``: there is none.
+        token_ends_at: the expiry of the access token; ``inf``: unknown.
         clock_differs: whether this host's clock differs too much from the store's.
         clock_offset: the difference, in seconds.
-        unused_secrets: positions of configured secrets that nothing is signed with any more.
+        unused_secrets: positions of configured secrets that no sender uses.
     """
 
     store_writes: bool | None = None
@@ -150,9 +150,9 @@ def _dead_letters(count: int | None, options: AlertsOptions) -> AlertCondition:
 def _silence(last: float | None, options: AlertsOptions, now: float) -> AlertCondition:
     minutes = options.silence_minutes
     if minutes is None:
-        # The condition was switched off: an alert that was open has to close.
+        # The condition was disabled: an open alert must close.
         return AlertCondition(AlertName.SILENCE, False)
-    # Without any stored delivery there is no silence: an installation begins that way.
+    # A new installation has no stored delivery; that is not silence.
     holds = None if last is None else now - last > minutes * 60
     detail = (
         f"No delivery has arrived for more than {minutes} minutes; the last one at "

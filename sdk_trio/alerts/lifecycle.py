@@ -4,7 +4,7 @@ Two rules keep a flapping condition from flooding anyone:
 
 1. An alert closes only after its condition has not held for ``CloseAfterSeconds`` without a break.
 2. At most :data:`MOST_MESSAGES` messages about one alert are sent within any ``RepeatHours``.
-   Further changes are announced when the limit allows, by one message with the state of then.
+   Further changes are announced when the limit allows, by one message with the current state.
 """
 
 from collections.abc import Iterable, Mapping
@@ -73,11 +73,11 @@ def advance(
 def _observe(
     alert: Alert | None, condition: AlertCondition, close_after: float, now: float
 ) -> Alert | None:
-    """Return the alert after a condition was seen; None if it never opened."""
+    """Return the alert after a condition was evaluated; None if it never opened."""
     if condition.holds is None:
         return alert
     if alert is not None and any(at > now for at in alert.sent):
-        # The clock was set back, which must not silence the alert for that long.
+        # The clock was set back; that must not suppress messages about the alert.
         alert = attrs.evolve(alert, sent=tuple(min(at, now) for at in alert.sent))
     if condition.holds:
         if alert is None:
@@ -94,7 +94,7 @@ def _observe(
         )
     if alert is None or not alert.is_open:
         return alert
-    # A time ahead of now is from before the clock was set back.
+    # A time in the future was written before the clock was set back.
     since = now if alert.clear_since is None else min(alert.clear_since, now)
     closed_at = now if now - since >= close_after else None
     return attrs.evolve(alert, clear_since=since, closed_at=closed_at)

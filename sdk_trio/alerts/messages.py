@@ -1,7 +1,7 @@
 """The texts of messages about alerts. Pure.
 
-They are made of the fixed texts here, of the alert's detail (:mod:`sdk_trio.alerts.conditions`),
-of times, and of the host's name.
+They consist of the fixed texts here, the alert's detail (:mod:`sdk_trio.alerts.conditions`), times,
+and the host's name.
 """
 
 import json
@@ -39,7 +39,7 @@ TEST_DETAIL: Final = "This is a test of alerts. Nothing has happened."
 
 @attrs.frozen
 class AlertText:
-    """One message in words."""
+    """The text of one message."""
 
     subject: str
     text: str

@@ -70,7 +70,7 @@ class AlertWatch:
         options: ``Sdk:Alerts``.
         in_charge: whether this host is the one that sends alerts. A host that was in charge
             remains so while the store cannot be written, because no other one can be elected then.
-        term: returns the number of the term in which it leads, without which no row is written;
+        term: returns the number of the term in which it leads; no row is written without one;
             None: it is the only host.
         clock: returns Unix seconds.
         schedule: the attempts of one message on one channel.
@@ -107,7 +107,7 @@ class AlertWatch:
         self._alerts: dict[AlertName, Alert] = {}
         # Messages that wait or are not saved yet.
         self._messages: dict[_Key, AlertMessage] = {}
-        # When they are due by Trio's clock, which no one sets back.
+        # When they are due by Trio's clock, which is never set back.
         self._due: dict[_Key, float] = {}
         self._unsaved_alerts: set[AlertName] = set()
         self._unsaved_messages: set[_Key] = set()
@@ -139,7 +139,7 @@ class AlertWatch:
                 await trio.sleep(CHECK_SECONDS)
 
     async def check(self) -> None:
-        """Check every condition once, and enlist the messages that are due."""
+        """Check every condition once, and create the messages that are due."""
         facts = await self._observe()
         is_down = facts.store_writes is False
         if self._in_charge():
@@ -171,7 +171,7 @@ class AlertWatch:
 
     def _enlist(self, announcement: DueMessage, now: float) -> None:
         alert, id = announcement.alert, str(uuid.uuid4())
-        # After the messages before it, also if the clock was set back meanwhile.
+        # After the earlier messages, even if the clock was set back meanwhile.
         before = [each.created_at for each in self._messages.values() if each.alert == alert.name]
         created_at = max([now, *(at + LEAST_INTERVAL_SECONDS for at in before)])
         log = _log.error if alert.is_open else _log.info
@@ -229,7 +229,7 @@ class AlertWatch:
             if alert.name not in self._unsaved_alerts:
                 self._alerts[alert.name] = alert
         for message in book.messages:
-            # A channel that is not configured any more has no sender; its messages stay.
+            # A channel that is no longer configured has no sender; its messages stay.
             key = message.id, message.channel
             if message.channel in self._senders and key not in self._messages:
                 self._messages[key] = message
@@ -298,7 +298,7 @@ class AlertWatch:
             await self._send(message)
 
     def _next(self, channel: str) -> tuple[AlertMessage | None, float]:
-        """Return the message that is due, or None and the seconds until the next look."""
+        """Return the message that is due, or None and the seconds until the next poll."""
         waiting = sorted(
             (each for each in self._messages.values() if each.is_waiting),
             key=lambda each: each.created_at,
@@ -315,8 +315,8 @@ class AlertWatch:
 
     async def _send(self, message: AlertMessage) -> None:
         now, schedule = self._clock(), self._schedule
-        # Recorded before the sending, so that a process that ends again and again does not repeat
-        # the message at each start.
+        # Recorded before sending: otherwise a process that keeps crashing would repeat the message
+        # at each start.
         begun = attrs.evolve(
             message,
             state=NotificationState.RETRYING,

@@ -117,7 +117,7 @@ def exposure(directory: Path) -> str | None:
         )
     if status.st_mode & _ENTERED and (files := _open_files(directory)):
         return (
-            f"is open to other users (mode {mode}), and so is what is in it ({', '.join(files)}): "
+            f"is open to other users (mode {mode}), and so are its contents ({', '.join(files)}): "
             f"chmod -R go= {directory.absolute()}; {other}for this user alone"
         )
     return None

@@ -56,7 +56,7 @@ def test_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--channel",
         choices=("email", "webhook", "chat"),
-        help="only this channel, also if it is not configured (default: all configured ones)",
+        help="only this channel, even if it is not configured (default: all configured ones)",
     )
     add_format(parser)
 
@@ -65,7 +65,8 @@ def test(arguments: Namespace) -> int:
     """Send a test message on each configured channel and print the outcomes.
 
     Alerts count as enabled. The status is that of the worst outcome: 0 if all were sent, 1 if one
-    was refused or its fate is unknown, 69 if it may be accepted later, 78 if a setting is missing.
+    was refused or its outcome is unknown, 69 if it may be accepted later, 78 if a setting is
+    missing.
 
     Raises:
         OptionsValidationError: the settings of alerts are wrong.

@@ -43,12 +43,12 @@ def catch_up_arguments(parser: ArgumentParser) -> None:
     add_moment(parser, "--since", "records changed since", required=True)
     add_moment(parser, "--until", "records changed until (default: now)")
     parser.add_argument("--types", metavar="GLOB", help="only these types, such as 'order.*'")
-    parser.add_argument("--dry-run", action="store_true", help="show the events, put none")
+    parser.add_argument("--dry-run", action="store_true", help="show the events, add none")
     add_format(parser)
 
 
 def catch_up(arguments: Namespace) -> int:
-    """List the records that changed in a time, and put the events that the inbox lacks; print them.
+    """List the records that changed in a time, add the events that the inbox lacks, and print them.
 
     A running receiver runs them; otherwise its next start does. Returns 1 if an account could not
     be read to its end; the same command continues there.
@@ -71,7 +71,7 @@ def catch_up(arguments: Namespace) -> int:
     command = _Command(settings, CatchUpRun(since, until, arguments.types), arguments)
     trio.run(command.run)
     print_list(arguments, command.rows, COLUMNS)
-    verb = "would be put" if arguments.dry_run else "put; a running receiver runs them"
+    verb = "would be added" if arguments.dry_run else "added; a running receiver runs them"
     say(f"{command.changed} of {command.listed} records changed; {len(command.rows)} events {verb}")
     if command.uncertain:
         say(
@@ -148,7 +148,7 @@ class _Command:
                 nonlocal last
                 last = progress
                 self._line.show(
-                    f"{_place(progress)}: {progress.listed} records, {progress.put} events", 0
+                    f"{_place(progress)}: {progress.listed} records, {progress.added} events", 0
                 )
                 await self._save(inbox, name, progress)
 
@@ -161,7 +161,7 @@ class _Command:
         await self._save(inbox, name, None)
 
     async def _warn_of_deliveries(self, inbox: Inbox, upstream: UpstreamDeliveries) -> None:
-        """Say how many deliveries the upstream lists that the inbox lacks."""
+        """Warn of deliveries that the upstream lists and the inbox lacks."""
         options = self._settings.webhooks
         hours = min(options.dedup_retention_hours, options.payload_retention_days * 24)
         since = max(self._wanted.since, time.time() - hours * 3600.0)
@@ -211,7 +211,7 @@ class _Command:
                 "subject": event.delivery.subject,
                 "tenant": event.delivery.tenant_id,
                 "changed": moment_text(event.changed_at),
-                "action": "would put" if self._dry_run else "put",
+                "action": "would add" if self._dry_run else "added",
                 "webhook_id": event.delivery.webhook_id,
             }
         )

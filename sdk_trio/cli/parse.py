@@ -61,7 +61,7 @@ COMMANDS = (
     Command("events trigger", "send a signed sample event", "trigger:trigger"),
     Command("events resend", "deliver one event to another address", "trigger:resend"),
     Command("events reconcile", "fetch missed events from the upstream", "upstream:reconcile"),
-    Command("events catch-up", "put events for changed records", "catch_up:catch_up"),
+    Command("events catch-up", "add events for changed records", "catch_up:catch_up"),
     Command("events rejected", "list the requests that were refused", "rejected:list_rejected"),
     Command("events tail", "print changes as they happen", "events:tail"),
     Command(
@@ -795,7 +795,7 @@ def parse_ahead(text: str, *, now: float, option: str = "--until") -> float:
     """Return Unix seconds as :func:`parse_moment`, where ``15m`` or ``2h`` is that far ahead.
 
     Raises:
-        UsageError: it is no moment.
+        UsageError: it is not a time.
     """
     ahead = parse_short_span(text.strip())
     return parse_moment(text, now=now, option=option) if ahead is None else now + ahead

@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 
 # A missing file is refused at a reload: its settings would silently become the defaults.
 _VANISHED = "the file was removed: put it back, or restart without it"
-_EMPTIED = "the file has no settings any more: put them back, or restart without them"
+_EMPTIED = "the file no longer has settings: put them back, or restart without them"
 
 
 class SettingsReloader:

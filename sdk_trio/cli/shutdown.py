@@ -168,7 +168,7 @@ class BoundedShutdown:
             self._status = 0
         self._ended = True
         moment = time.monotonic() + THREADS_SECONDS
-        # The thread ends the process itself: there is no event loop any more.
+        # The thread ends the process itself: the event loop has ended.
         self._deadlines, self._gave_up = (moment, moment), True
         self._wake_thread()
 

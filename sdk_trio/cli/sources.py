@@ -116,7 +116,7 @@ def signed_again(
     """Return the delivery of a stored event of a source, with a current signature.
 
     Raises:
-        UsageError: the settings do not have the source any more.
+        UsageError: the settings no longer have the source.
         NoSecretError: nothing can be signed.
     """
     options = source_named(settings, record.source or "")

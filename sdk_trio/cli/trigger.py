@@ -315,7 +315,7 @@ def _secret_of_signer(settings: Settings, record: DeliveryRecord) -> Secret:
     names.
 
     Raises:
-        NoSecretError: the tenant has no secret any more.
+        NoSecretError: the tenant no longer has a secret.
     """
     if not record.signer:
         return for_signing(known_secrets(settings))

@@ -125,7 +125,7 @@ def read_json(text: str, where: str) -> Any:
         # NaN and Infinity are not JSON, but Python accepts them.
         return json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{where} takes JSON, and this is none: {error}") from None
+        raise UsageError(f"{where} takes JSON, and this is not JSON: {error}") from None
 
 
 def join(operation: Operation, data: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -318,7 +318,7 @@ def reconcile(arguments: Namespace) -> int:
     """Request every event since ``--since`` that the inbox lacks; print them.
 
     They arrive at the receiver as deliveries, so it must be running. With ``--dry-run`` none is
-    requested. Returns 1 if the upstream cannot deliver one of them any more, or has disabled the
+    requested. Returns 1 if the upstream can no longer deliver one of them, or has disabled the
     endpoint.
 
     Raises:
@@ -353,7 +353,7 @@ def reconcile(arguments: Namespace) -> int:
         "the upstream lists no event that it skipped while an endpoint was disabled: 'events "
         "catch-up' makes events from the records that changed"
     )
-    say(f"{len(actions) - lost} {verb}, {lost} cannot be delivered any more")
+    say(f"{len(actions) - lost} {verb}, {lost} can no longer be delivered")
     return EXIT_FAILURE if lost or disabled else 0
 
 

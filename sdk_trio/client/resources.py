@@ -93,7 +93,7 @@ class Resource(Generic[Mode]):
         cls.path = path
         for name, value in vars(cls).items():
             if isinstance(value, BoundEndpoint):
-                # A row has no name of its own: it is the attribute's, and its path the class's.
+                # A row takes its name from the attribute and its path from the class.
                 value.operation = attrs.evolve(value.operation, resource=path, name=name)
 
     def with_options(

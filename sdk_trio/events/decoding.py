@@ -456,7 +456,7 @@ def claimed_organization(body: bytes) -> str | None:
             # Deeper strings are not at any of the paths.
             if name is not None and len(names) <= _DEEPEST:
                 path = (*names[1:], name)
-                rank = _RANKS.get(path)  # type: ignore[arg-type]  # a None among them is no key
+                rank = _RANKS.get(path)  # type: ignore[arg-type]  # a None among them is not a key
                 # The last one of equal rank, as decoders use the last of repeated names.
                 if text and rank is not None and (best is None or rank <= best[0]):
                     best = (rank, text)

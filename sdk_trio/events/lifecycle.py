@@ -39,7 +39,7 @@ class Stage(msgspec.Struct, frozen=True):
         """Return whether an event, with this status of its record, takes back the stage."""
         if event_type != self.undone_by:
             return False
-        # A status that is no text is none that is known; it may not even be hashable.
+        # A status that is not text is unknown, and may not be hashable.
         return not self.undone_statuses or (
             isinstance(status, str) and status in self.undone_statuses
         )
@@ -166,7 +166,7 @@ class Changed(msgspec.Struct, frozen=True):
 def find_change(
     kind: RecordKind, record: Mapping[str, Any], *, since: float, until: float, memory: float
 ) -> Changed | None:
-    """Return what changed in a record between two times; None if nothing did.
+    """Return the changes of a record between two times; None if there are none.
 
     A stage with a time of its own is implied if that time lies in the range. A stage without one,
     such as ``order.paid``, is implied by the state alone. Both are uncertain if the inbox would not
@@ -176,7 +176,7 @@ def find_change(
         kind: of the record.
         record: as the upstream lists it.
         since: Unix seconds.
-        until: Unix seconds. A record that was created later is none of this range.
+        until: Unix seconds. A record that was created later is not in this range.
         memory: the inbox knows which events it got since this time (Unix seconds).
 
     Raises:
@@ -206,7 +206,7 @@ def find_change(
 
 
 def seconds_of(text: object) -> float | None:
-    """Return a time of the upstream in Unix seconds; None if it is none."""
+    """Return a time of the upstream in Unix seconds; None if it cannot be read."""
     if not isinstance(text, str):
         return None
     try:

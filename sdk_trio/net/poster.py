@@ -181,7 +181,7 @@ class HttpPoster:
         else:
             return self._answer(exchange)
         if exchange.response is not None and (head_counts or not exchange.response.is_success):
-            # The body is missing, but the status of a failure shows the fate of the message.
+            # The body is missing, but the status of a failure shows what happened to the message.
             return self._answer(exchange)
         # From here on a byte may have reached the provider. Check that first: it forbids a second
         # try.

@@ -492,7 +492,7 @@ class NotificationPump:
             self.ended.set()
 
     async def _watch(self) -> None:
-        """Enlist new transitions and wake the runners, now and after each change."""
+        """Create messages for new transitions and wake the runners, now and after each change."""
         while True:
             pause = POLL_SECONDS
             try:
@@ -505,7 +505,7 @@ class NotificationPump:
                 await self._changed.wait()
 
     async def _poll(self, *, first: bool = False) -> bool:
-        """Poll once; return True if there is more to enlist."""
+        """Poll once; return True if more transitions need messages."""
         now = self._clock()
         seen = await self._store.look(self._repeatable, now=now)
         for name in seen.due:

@@ -1,7 +1,7 @@
-"""Catch-up by state: puts events for what changed while the upstream skipped deliveries.
+"""Catch-up by state: adds events for changes whose deliveries the upstream skipped.
 
-It lists the upstream's records, selects those that changed in a range of time, and puts synthetic
-events into the inbox. ``events/lifecycle.py`` decides which types a state implies, and
+It lists the upstream's records, selects those that changed in a range of time, and adds synthetic
+events to the inbox. ``events/lifecycle.py`` decides which types a state implies, and
 ``storage/subjects.py`` which the inbox holds already. Every step is idempotent, so that a run that
 was interrupted repeats at most one page.
 """
@@ -99,7 +99,7 @@ class UpstreamState(Protocol):
 
 @attrs.frozen
 class SyntheticEvent:
-    """An event that a catch-up puts, or would put, into the inbox.
+    """An event that a catch-up adds, or would add, to the inbox.
 
     ``changed_at`` is the last change of its subject in Unix seconds.
     """
@@ -109,7 +109,7 @@ class SyntheticEvent:
 
 
 class CatchUp:
-    """Puts the events of one account.
+    """Adds the events of one account.
 
     Args:
         inbox: the open store.
@@ -119,10 +119,10 @@ class CatchUp:
         clock: returns Unix seconds.
         types: those that the endpoint subscribes to; None: all.
         page_seconds: the time between two pages.
-        settle_seconds: how old a change must be before its event is put.
-        wake: is called when events were put.
+        settle_seconds: how old a change must be before its event is added.
+        wake: is called when events were added.
         note: is called with each event; with ``dry_run``, nothing else is done with it.
-        dry_run: put nothing.
+        dry_run: add nothing.
         patience: how long to wait for a backlog that does not shrink, in seconds; None: always.
     """
 
@@ -155,14 +155,14 @@ class CatchUp:
         self._patience = patience
         self._memory_seconds = settings.webhooks.payload_retention_days * 86_400.0
         # Accounts count the waiting events independently, and together may use half of the queue.
-        # With a full queue, new deliveries would be refused for the sake of old state.
+        # With a full queue, new deliveries would be refused because of old state.
         share = settings.webhooks.queue.capacity // (2 * ACCOUNTS_AT_ONCE)
         self._most_waiting = max(1, share)
         self._comparing = trio.CapacityLimiter(COMPARED_AT_ONCE)
-        # Events that may be put before the waiting ones are counted again.
+        # Events that may be added before the waiting ones are counted again.
         self._reservable = 0
-        # Events that are being put: a count of the waiting ones may not include them yet.
-        self._being_put = 0
+        # Events that are being added: a count of the waiting ones may not include them yet.
+        self._being_added = 0
         self._counting = trio.Lock()
 
     async def run(
@@ -217,7 +217,7 @@ class CatchUp:
                     # The page is read again: a record may have disappeared before the end was read.
                     run = run.with_end(end)
                 else:
-                    run = await self._put_page(kind, records, run, wanted, memory)
+                    run = await self._add_page(kind, records, run, wanted, memory)
                     run = _advance(run, current, records, total, has_next=has_next)
             await save(run)
             self._wake()
@@ -268,7 +268,7 @@ class CatchUp:
         failed[current.name] = error
         return run.postpone_current(from_start=isinstance(error, EndlessListError))
 
-    async def _put_page(
+    async def _add_page(
         self,
         kind: RecordKind,
         records: Sequence[Any],
@@ -276,14 +276,14 @@ class CatchUp:
         wanted: frozenset[str],
         memory: float,
     ) -> CatchUpRun:
-        """Put the events of one page; return the run with its counts."""
+        """Add the events of one page; return the run with its counts."""
         changes = [
             change for record in records if (change := _read_change(kind, record, run, memory))
         ]
         counts: list[tuple[int, int]] = []
 
         async def work(change: Changed) -> None:
-            counts.append(await self._put_change(change, run, wanted))
+            counts.append(await self._add_change(change, run, wanted))
 
         async with trio.open_nursery() as nursery:
             for change in changes:
@@ -292,14 +292,14 @@ class CatchUp:
             run,
             listed=run.listed + len(records),
             changed=run.changed + len(changes),
-            put=run.put + sum(put for put, _ in counts),
+            added=run.added + sum(added for added, _ in counts),
             uncertain=run.uncertain + sum(uncertain for _, uncertain in counts),
         )
 
-    async def _put_change(
+    async def _add_change(
         self, change: Changed, run: CatchUpRun, wanted: frozenset[str]
     ) -> tuple[int, int]:
-        """Put the events of one record; return how many, and how many are uncertain."""
+        """Add the events of one record; return how many, and how many are uncertain."""
         tenant_id = None if self._tenant is None else self._tenant.id
         if self._tenant is None and self._tenants is not None:
             owner = await self._owner_of(change)
@@ -322,7 +322,7 @@ class CatchUp:
                 try:
                     await self._inbox.accept(event.delivery, leased=False)
                 finally:
-                    self._being_put -= 1
+                    self._being_added -= 1
         known = {each.record.type for each in held}
         return len(missing), len(wanted.intersection(change.uncertain) - known)
 
@@ -363,7 +363,7 @@ class CatchUp:
     async def _memory(self, run: CatchUpRun) -> float:
         """Return since when the inbox knows which events it got for a run (Unix seconds).
 
-        It got none before its first event. What retention has removed is unknown.
+        It got none before its first event. Events that retention has removed are unknown.
         """
         oldest = await self._inbox.find(oldest_first=True, limit=1)
         first = min(run.since, oldest[0].received_at) if oldest else run.since
@@ -375,7 +375,7 @@ class CatchUp:
             least, since = float("inf"), trio.current_time()
             while self._reservable <= 0:
                 waiting = (await self._inbox.counts())[DeliveryState.RECEIVED]
-                self._reservable = self._most_waiting - waiting - self._being_put
+                self._reservable = self._most_waiting - waiting - self._being_added
                 if self._reservable > 0:
                     break
                 if waiting < least:
@@ -387,7 +387,7 @@ class CatchUp:
                 self._wake()
                 await trio.sleep(BACKLOG_POLL_SECONDS)
             self._reservable -= 1
-            self._being_put += 1
+            self._being_added += 1
 
 
 class RepeatCheck:
@@ -443,7 +443,7 @@ def _read_change(
     """Return what changed in a record; None also for one that no event can be made of.
 
     The upstream may send text, numbers and times that cannot be written again. Such a record is
-    logged and left out, so that it does not keep the others from being put.
+    logged and left out, so that the others are added.
     """
     try:
         change = find_change(kind, record, since=run.since, until=run.until, memory=memory)
@@ -462,7 +462,7 @@ def _read_change(
 
 
 def types_of(glob: str | None) -> frozenset[str]:
-    """Return the types that can be put and match ``glob``; None: all."""
+    """Return the types that can be added and match ``glob``; None: all."""
     types = [name for kind in KINDS for name in kind.types]
     return frozenset(types if glob is None else fnmatch.filter(types, glob))
 
@@ -476,7 +476,7 @@ def missing_events(
         change: the record.
         held: the events of its subject in the inbox.
         until: the end of the range (Unix seconds). A later state arrives as a delivery.
-        wanted: the types to put.
+        wanted: the types to add.
     """
     types = {each.record.type for each in held}
     # Known by their ids also after their bodies have been removed.

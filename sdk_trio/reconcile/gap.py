@@ -80,7 +80,7 @@ class CatchUpRun:
     """A catch-up and its progress; times are Unix seconds.
 
     ``types`` is a glob; None: all types. ``lists`` are still to read, the current one first; None:
-    the run has not begun. ``listed``, ``changed`` and ``put`` count records and events so far.
+    the run has not begun. ``listed``, ``changed`` and ``added`` count records and events so far.
     ``uncertain`` counts lifecycle events that may be older than the inbox's memory.
     """
 
@@ -90,7 +90,7 @@ class CatchUpRun:
     lists: tuple[ListProgress, ...] | None = None
     listed: int = 0
     changed: int = 0
-    put: int = 0
+    added: int = 0
     uncertain: int = 0
 
     @property
@@ -234,7 +234,7 @@ def found_disabled(state: AccountState, now: float) -> AccountState:
 
 def may_reenable(state: AccountState, now: float) -> bool:
     """Return whether the last attempt to enable the endpoint is long enough ago."""
-    # Also a time shortly ahead of now counts: the last attempt was made by a host whose clock is
+    # A time in the near future also counts: the last attempt was made by a host whose clock is
     # ahead of this one's.
     return state.reenabled_at is None or abs(now - state.reenabled_at) >= REENABLE_SECONDS
 

@@ -31,7 +31,7 @@ from .plan import ReadEndpoint, choose_endpoints, choose_tenant_endpoints, subsc
 
 _log = get_logger("runtime")
 
-#: Time between two checks of the endpoints, in seconds. A catch-up has to begin within three
+#: Time between two checks of the endpoints, in seconds. A catch-up must begin within three
 #: minutes after the endpoint was enabled.
 WATCH_SECONDS = 60.0
 
@@ -104,12 +104,12 @@ class GapWatch:
         tenants: the tenants; None: there are none.
         clock: returns Unix seconds.
         is_ready: whether this receiver takes deliveries now.
-        wake: is called when events were put.
+        wake: is called when events were added.
         deliveries_first: requests the deliveries that the upstream lists to the host, and waits
             for them. They are the real events, and arrive before the state is compared.
         term: writes are valid only while this host leads in that term; None: the only host.
         page_seconds: the time between two pages.
-        settle_seconds: how old a change must be before its event is put.
+        settle_seconds: how old a change must be before its event is added.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class GapWatch:
                 await trio.sleep(watch_seconds)
 
     async def check_all(self, nursery: trio.Nursery) -> None:
-        """Check all accounts once; catch-ups begin, and go on, in ``nursery``."""
+        """Check all accounts once; catch-ups begin, and continue, in ``nursery``."""
         try:
             accounts = await list_accounts(self._tenants)
             self._accounts = [_key(tenant) for tenant in accounts]
@@ -199,7 +199,7 @@ class GapWatch:
             nursery.start_soon(self._keep_catching_up, tenant, endpoints)
 
     async def _leave_others(self) -> None:
-        """End the catch-ups of tenants that are no accounts any more; forget purged tenants."""
+        """End the catch-ups of tenants that are no longer accounts; forget purged tenants."""
         await trio.lowlevel.checkpoint()
         for key in self._states.keys() - {*self._accounts}:
             if key in self._catching_up:
@@ -432,6 +432,6 @@ def _counts(run: CatchUpRun) -> dict[str, Any]:
         "page": None if run.current is None else run.current.page,
         "listed": run.listed,
         "changed": run.changed,
-        "put": run.put,
+        "added": run.added,
         "uncertain": run.uncertain,
     }

@@ -55,7 +55,7 @@ class ReconcileReport:
     """The result of one pass.
 
     ``asked`` is the number of events that this pass requested. ``waiting`` events were requested
-    earlier and have not arrived; ``lost`` ones cannot be delivered any more. Up to ``until`` (Unix
+    earlier and have not arrived; ``lost`` ones can no longer be delivered. Up to ``until`` (Unix
     seconds) no event of the upstream's list is missing.
     """
 
@@ -239,7 +239,7 @@ class Reconciler:
             _log.warning(
                 "reconciliation.shortened",
                 hours=round((earliest - checkpoint.until) / 3600, 1),
-                hint="deliveries before MaxLookbackHours are not checked any more",
+                hint="deliveries before MaxLookbackHours are no longer checked",
             )
         return max(start, earliest)
 

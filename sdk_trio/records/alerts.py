@@ -1,7 +1,7 @@
 """Alerts as stored: plain records, without I/O. Times are Unix seconds.
 
 An alert is one condition of the installation that an operator has to know about. It has one row,
-whatever the number of its openings. Each message about it has one row for each channel.
+however often it opens. Each message about it has one row for each channel.
 """
 
 import enum

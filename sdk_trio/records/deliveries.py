@@ -216,7 +216,7 @@ class Renewed(msgspec.Struct, frozen=True):
     """The result of ``renew``.
 
     ``lost`` are the keys that another owner has claimed; ``given_up`` is the number of stored
-    leases of this owner that it did not hold any more.
+    leases of this owner that it no longer held.
     """
 
     lost: frozenset[str] = frozenset()
@@ -226,7 +226,7 @@ class Renewed(msgspec.Struct, frozen=True):
 class Done(msgspec.Struct, frozen=True):
     """The handler finished. ``answer`` is the application's answer to a forwarded event.
 
-    ``reason`` is why the event is done although nothing was done for it: it was discarded.
+    ``reason`` is why the event is done without being handled: it was discarded.
     """
 
     answer: str | None = None

@@ -99,14 +99,15 @@ def problems_of(policy: Policy, *, enqueue: bool) -> Iterator[str]:
     for name, most in whole:
         value = getattr(policy, name)
         if value is not None and not (type(value) is int and 1 <= value <= most):
-            yield f"{name}={value!r} is no whole number from 1 to {most}"
+            yield f"{name}={value!r} is not a whole number from 1 to {most}"
     longest = LONGEST_SECONDS if enqueue else LONGEST_INLINE_SECONDS
     if policy.timeout is not None and not _is_between(policy.timeout, 0.01, longest):
         hint = "" if enqueue else ", as the sender waits 10 seconds; enqueue=True allows more"
-        yield f"timeout={policy.timeout!r} is no number of seconds from 0.01 to {longest:g}{hint}"
+        span = f"from 0.01 to {longest:g}"
+        yield f"timeout={policy.timeout!r} is not a number of seconds {span}{hint}"
     rate = policy.rate_per_minute
     if rate is not None and not _is_between(rate, 0.01, HIGHEST_RATE):
-        yield f"rate_per_minute={rate!r} is no number from 0.01 to {HIGHEST_RATE:g}"
+        yield f"rate_per_minute={rate!r} is not a number from 0.01 to {HIGHEST_RATE:g}"
     if policy.retry is not None:
         yield from _problems_of_backoff(policy.retry)
     if type(policy.coalesce) is not bool:
@@ -119,12 +120,12 @@ def problems_of(policy: Policy, *, enqueue: bool) -> Iterator[str]:
 
 def _problems_of_backoff(retry: object) -> Iterator[str]:
     if not isinstance(retry, Backoff):
-        yield f"retry={retry!r} is no Backoff: write retry=Backoff(base=1, cap=900)"
+        yield f"retry={retry!r} is not a Backoff: write retry=Backoff(base=1, cap=900)"
         return
     for name in ("base", "cap"):
         value = getattr(retry, name)
         if not _is_between(value, 0, LONGEST_SECONDS):
-            yield f"retry has {name}={value!r}, which is no number of seconds from 0 to 604800"
+            yield f"retry has {name}={value!r}, which is not a number of seconds from 0 to 604800"
             return
     if retry.cap < retry.base:
         yield f"retry has cap={retry.cap!r}, which is less than its base={retry.base!r}"

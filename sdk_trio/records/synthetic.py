@@ -39,6 +39,6 @@ def delivered_id(webhook_id: str) -> str:
     """Return the id under which a delivery is stored: never that of a synthetic event.
 
     A sender may use the prefix, such as a receiver that forwards its own synthetic events.
-    Otherwise its delivery could take the place of a synthetic event, which would then be lost.
+    Otherwise its delivery could replace a synthetic event, which would then be lost.
     """
     return DELIVERED_PREFIX + webhook_id if is_synthetic(webhook_id) else webhook_id

@@ -210,7 +210,7 @@ def credentials_from_text(text: str | None) -> TenantCredentials:
 def require_version(stored: int | None, tenant: Tenant, *, expected: int) -> None:
     """Raise unless the stored version of ``tenant`` is ``expected``; None: it is not stored."""
     if stored is None:
-        raise UnknownTenantError(f"there is no tenant {tenant.identifier!r} any more")
+        raise UnknownTenantError(f"the tenant {tenant.identifier!r} no longer exists")
     # Optimistic locking: a person at a form would hold a lock for minutes.
     if stored != expected:
         raise TenantConflictError(

@@ -124,7 +124,7 @@ class ReplicatedDatabase:
     """A database as the replicator reports it.
 
     ``status`` is ``replicating``, ``open`` or ``stopped``. ``last_sync_at`` is the time at which it
-    was last in step with its replica, in Unix seconds; None: never since the replicator started.
+    was last in sync with its replica, in Unix seconds; None: never since the replicator started.
     """
 
     path: str

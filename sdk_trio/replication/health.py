@@ -2,7 +2,7 @@
 
 No single metric of the replicator is the lag: if its target is down for minutes, every error
 counter stays at 0. The metrics show that it keeps reading each database, by a count of syncs that
-also grows while the database is idle. Its control socket reports when a database was last in step
+also grows while the database is idle. Its control socket reports when a database was last in sync
 with its replica. The lag is counted from the earlier of the two (:class:`SyncHistory`). Without a
 socket, the position in the metrics is compared with the target (:class:`LagBook`).
 """
@@ -92,9 +92,9 @@ class LagBook:
         self._known = found
 
     def due(self, paths: Collection[str], limit: int) -> list[str]:
-        """Return up to ``limit`` of ``paths`` that are not in step, the longest waiting first.
+        """Return up to ``limit`` of ``paths`` that are not in sync, the longest waiting first.
 
-        Databases that are in step and were not written since are skipped: each request costs.
+        Databases that are in sync and were not written since are skipped: each request costs.
         """
         due = [path for path in paths if path in self._known and not self._known[path].is_in_step]
         due.sort(key=lambda path: (self._known[path].tried_at or 0.0, path))
@@ -269,10 +269,10 @@ class ReplicationHealth:
 
     @property
     def lag_seconds(self) -> float | None:
-        """The largest lag: infinite if a database was never in step, None if unknown."""
+        """The largest lag: infinite if a database was never in sync, None if unknown."""
         if self.state is HealthState.DISABLED:
             return None
-        # Infinity for "never in step": an alert on the lag must fire for it, and does not for a
+        # Infinity for "never in sync": an alert on the lag must fire for it, and does not for a
         # missing sample.
         lags = (each.lag_seconds for each in self.databases)
         return max((float("inf") if lag is None else lag for lag in lags), default=0.0)
@@ -298,7 +298,7 @@ def disabled(now: float) -> ReplicationHealth:
 
 
 class SyncHistory:
-    """The last time at which each database was seen in step with its replica.
+    """The last time at which each database was seen in sync with its replica.
 
     A restarted replicator has forgotten these times, but everything that its predecessor brought to
     the target is still there.
@@ -336,9 +336,9 @@ class SyncHistory:
         return (self._wanted_since or {}).get(path, float("-inf"))
 
     def last_sync_at(self, path: str) -> float | None:
-        """Return the time at which ``path`` was last seen in step, in Unix seconds; None: never.
+        """Return the time at which ``path`` was last seen in sync, in Unix seconds; None: never.
 
-        A database whose count of syncs in the metrics does not grow is not in step, whatever the
+        A database whose count of syncs in the metrics does not grow is not in sync, whatever the
         control socket reports.
         """
         last = self._last.get(path)
@@ -367,7 +367,7 @@ def judge(
 ) -> ReplicationHealth:
     """Compare the databases that the replicator reports with those that should be replicated.
 
-    It updates the history. Healthy needs evidence: a database that was never in step, or whose
+    It updates the history. Healthy needs evidence: a database that was never in sync, or whose
     replicator does not answer, is never healthy.
 
     Args:
@@ -456,7 +456,7 @@ def _why_no_lag(path: str, book: LagBook | None) -> str:
 def _lag_of_history(
     path: str, history: SyncHistory, rules: HealthRules, now: float
 ) -> tuple[float | None, float | None]:
-    """Return the time at which a database was last seen in step, and its age; both None: never."""
+    """Return the time at which a database was last seen in sync, and its age; both None: never."""
     last = history.last_sync_at(path)
     return last, None if last is None else max(0.0, now - last - rules.sync_interval)
 
@@ -467,7 +467,7 @@ class _Seen:
 
     Attributes:
         status: as the replicator reports it; None: it does not have the database.
-        last_sync_at: when it was last in step; None: never.
+        last_sync_at: when it was last in sync; None: never.
         lag: in seconds; None if unknown.
         no_lag: why it is unknown.
     """
@@ -494,7 +494,7 @@ def _summed(
     elif bad:
         reason = f"{bad} of {len(databases)} databases, {databases[0].path}: {databases[0].reason}"
     else:
-        reason = f"{len(databases)} databases are in step"
+        reason = f"{len(databases)} databases are in sync"
     return ReplicationHealth(state, now, reason, reachable, tuple(databases))
 
 

@@ -2,7 +2,7 @@
 
 Each query of the target starts the replicator's binary, with the keys in our own environment. That
 costs a process and some requests, so it is limited: only databases written since they were last in
-step, at most :data:`SURVEYED` per survey, two at a time, and none after the first failure.
+sync, at most :data:`SURVEYED` per survey, two at a time, and none after the first failure.
 """
 
 import math
@@ -151,7 +151,7 @@ class LagSurveyor:
         self.book.found(path, position, since, asked_at)
 
     async def _files(self, replica: TenantReplica, path: str) -> tuple[ReplicaFile, ...]:
-        """Return the fresh files, or all when these do not show that it is in step."""
+        """Return the fresh files, or all when these do not show that it is in sync."""
         # Usually enough: one request instead of one per level.
         fresh = await replica.list_files(level=_FRESH)
         if self.book.covers(path, newest_position(fresh)):

@@ -386,7 +386,7 @@ class Supervisor:
         failure: ReplicationError | None = None
         with self._until_stopped():
             async with trio.open_nursery() as nursery:
-                # Once the child has ended, it cannot answer a pending query any more.
+                # Once the child has ended, it can no longer answer a pending query.
                 nursery.start_soon(_cancel_after, child.ended, self._interruptible)
                 try:
                     await self._confirm(child)

@@ -61,7 +61,7 @@ def read_identity(path: str, inode: int) -> str:
         Digits and one hyphen. If the file system keeps no creation time, only the inode number.
 
     Raises:
-        OSError: the file does not exist any more.
+        OSError: the file no longer exists.
     """
     return f"{inode}-{_created(path) or 0:x}"
 

@@ -165,7 +165,7 @@ class Alerts:
     # -- facts -------------------------------------------------------------------------------
 
     async def observe(self) -> Facts:
-        """Return the facts of now; unknown ones are None."""
+        """Return the current facts; unknown ones are None."""
         runtime, now = self._runtime, self._clock()
         observer = runtime.observer or self._own
         await runtime.refresh()
@@ -204,13 +204,13 @@ class Alerts:
         if not fails:
             self._since.pop(name, None)
             return None
-        # A time ahead of now is from before the clock was set back.
+        # A time in the future was written before the clock was set back.
         since = min(self._since.get(name, now), now)
         self._since[name] = since
         return since
 
     def _not_ahead(self, name: str, at: float, now: float) -> float:
-        """Return ``at``, or since when it has been ahead of the clock, which was set back."""
+        """Return ``at``; if the clock was set back, the time since which it is in the future."""
         since = self._note(name, at > now, now)
         return at if since is None else since
 

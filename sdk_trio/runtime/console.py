@@ -470,5 +470,5 @@ def _signing(secrets: Sequence[Secret]) -> Secret | None:
 
 
 def _finite(lag: float | None) -> float | None:
-    # Infinite while a replica was never in step; JSON has no infinity.
+    # Infinite while a replica was never in sync; JSON has no infinity.
     return None if lag is None or lag == inf else lag

@@ -5,7 +5,7 @@ only one process may run. Each worker process is a new interpreter that inherits
 its own connection to the store. All of them wait on the same sockets, so the kernel passes a
 connection to a free process, and none waits for a process that hangs or has died.
 
-When a process has ended, only the supervisor knows for sure that it runs nothing any more. So the
+When a process has ended, only the supervisor knows for sure that it no longer runs anything. So the
 supervisor takes over its leases at once. Claimed events that had not begun are free for all
 processes. Events that were running go to the successor, which first runs each one alone
 (docs/adr/0023-quarantine.md). The successor starts at once, later ones after a growing pause. If no
@@ -79,7 +79,7 @@ class Processes(ProcessFigures):
         self, settings: Settings, command: WorkerCommand, receiver: WebhookReceiver
     ) -> None:
         super().__init__(command.count)
-        #: Set when no process runs any more.
+        #: Set when the last process has ended.
         self.ended: trio.Event = trio.Event()
         #: Deliveries that the processes have finished during their drains.
         self.drained: int = 0

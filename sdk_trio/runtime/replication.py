@@ -42,7 +42,7 @@ def sample_replication(health: ReplicationHealth | None) -> tuple[Sample, ...]:
     """Return the samples of the last check; none before it, or if checks are disabled.
 
     ``sdk_replication_lag_seconds`` is the largest lag of all databases, infinite while one was
-    never in step. ``sdk_replication_databases{state}`` is the number of databases in each state.
+    never in sync. ``sdk_replication_databases{state}`` is the number of databases in each state.
     """
     # No sample instead of a 0, which would look healthy to an alert on the lag.
     if health is None or health.state is HealthState.DISABLED or health.lag_seconds is None:

@@ -264,7 +264,7 @@ class Http1Request:
     async def send(self, message: Mapping[str, Any]) -> None:
         """Send one message, as ASGI's ``send``.
 
-        The head is kept until the first part of the body, so that one system call sends both.
+        The head is buffered until the first part of the body, so that one system call sends both.
 
         Raises:
             ResponseError: the message is out of order, or cannot be sent.
@@ -361,7 +361,7 @@ class Http1Request:
                 connection.take(self._left)
                 self._left = 0
         elif self.begun:
-            # The head is out, so no error can be sent. Only the end of the connection shows the
+            # The head has been sent, so no error can be. Only the end of the connection shows the
             # client that the response is not complete.
             connection.ended = True
         elif self.error is None:

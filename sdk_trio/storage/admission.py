@@ -88,7 +88,7 @@ class Change(enum.Enum):
     REPLACE = enum.auto()
     """Forget the record with its body and its attempts, then insert the delivery as new."""
     UPDATE = enum.auto()
-    """Keep the record and its first body, set its new state, go on counting its attempts."""
+    """Keep the record, its first body and its attempts; set its new state."""
     RESTART = enum.auto()
     """As UPDATE, but with attempts at 0 and the last error cleared."""
     QUEUE = enum.auto()
@@ -122,8 +122,8 @@ ACCEPTING = {
 }
 
 #: The rulings of ``claim``, after which the delivery is ``running``, inline. The attempts of a dead
-#: one go on counting: from zero, the sender's redeliveries would run it without end. A parked one
-#: was answered 200, so its sender need not deliver it again if an inline run fails: workers run it.
+#: one are not reset: otherwise the sender's redeliveries would run it without end. A parked one was
+#: answered 200, so its sender need not deliver it again if an inline run fails: workers run it.
 CLAIMING = {
     **ACCEPTING,
     ExistingState.DEAD: _CONTINUE,

@@ -1,7 +1,7 @@
 """Backups of the store: ``storage backup`` and ``storage restore``.
 
-A backup is a compressed tar archive of a manifest and of the store as one SQLite file, whichever
-the engine. It is a snapshot, and is made while a receiver works. SQLite copies a file (``VACUUM
+A backup is a compressed tar archive of a manifest and of the store as one SQLite file, for every
+engine. It is a snapshot, and is made while a receiver works. SQLite copies a file (``VACUUM
 INTO``); a PostgreSQL database is read in one snapshot. A backup is verified before it gets its
 name, and before anything is restored.
 """
@@ -182,7 +182,7 @@ def copy_file(source: Path, file: Path, report: Report) -> None:
         connection = side.connection
         if version_of_file(connection, str(source)) != VERSION:
             raise StoreVersionError(
-                f"{source} has not the schema of version {VERSION}: start this version once"
+                f"{source} does not have the schema of version {VERSION}: start this version once"
             )
         connection.set_progress_handler(steps, _STEPS)
         try:
@@ -253,7 +253,7 @@ def _reading(archive: Path, name: Path) -> Iterator[tuple[Manifest, Iterator[byt
         name: its name in messages.
 
     Raises:
-        TransferError: it is no backup, or damaged.
+        TransferError: it is not a backup, or is damaged.
         StoreVersionError: it is of a later version.
         OSError: it cannot be read.
     """
@@ -270,7 +270,7 @@ def _reading(archive: Path, name: Path) -> Iterator[tuple[Manifest, Iterator[byt
                 pass
     except _DAMAGE as error:
         raise TransferError(
-            f"{name} is no backup of this program, or is damaged ({error}): use another one"
+            f"{name} is not a backup of this program, or is damaged ({error}): use another one"
         ) from error
 
 

@@ -272,7 +272,7 @@ def read_claims(path: str | os.PathLike[str], *, is_new: bool) -> list[EndedRun]
     lost its power.
 
     Raises:
-        OSError: it cannot be read, or it is no ordinary file.
+        OSError: it cannot be read, or it is not a regular file.
     """
     content = _read(path)
     if not content.startswith(_MAGIC) or len(content) != _SIZE:
@@ -312,7 +312,7 @@ def _open(path: str | os.PathLike[str], flags: int) -> int:
     descriptor = open_file(path, flags)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(f"{os.fspath(path)} is no ordinary file: remove it")
+        raise OSError(f"{os.fspath(path)} is not a regular file: remove it")
     return descriptor
 
 
@@ -338,7 +338,7 @@ class ClaimsFile:
         left: the result of :func:`read_claims`, without the runs that the store knows.
 
     Raises:
-        OSError: it cannot be opened or written, or it is no ordinary file.
+        OSError: it cannot be opened or written, or it is not a regular file.
     """
 
     def __init__(self, path: str | os.PathLike[str], left: Sequence[EndedRun]) -> None:

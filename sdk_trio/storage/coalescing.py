@@ -2,8 +2,8 @@
 
 Two events can replace each other if they have the same type, handler and signer. The one with the
 later ``modified_at`` has the newer state, in whatever order they arrived. Events whose body has no
-such time are compared by arrival, and only with each other. So are those whose time is ahead: one
-wrong time must not end all later states of its subject.
+such time are compared by arrival, and only with each other. So are those whose time is in the
+future: one wrong time must not supersede all later states of its subject.
 """
 
 from collections.abc import Iterable, Sequence

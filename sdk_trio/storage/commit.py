@@ -196,7 +196,7 @@ class GroupCommit(trio.abc.Instrument):
     Args:
         engine: belongs to the thread from now on.
         name: the thread's name.
-        outage: counts the calls that fail while the store is away; None: one of its own.
+        outage: counts the calls that fail while the store is unavailable; None: one of its own.
     """
 
     def __init__(self, engine: Engine, *, name: str, outage: Outage | None = None) -> None:
@@ -323,7 +323,7 @@ class GroupCommit(trio.abc.Instrument):
 
     @property
     def lost(self) -> str | None:
-        """The reason for which nothing is written any more; None: the store is in order."""
+        """The reason why nothing is written; None: the store is in order."""
         return self._engine.lost
 
     @property
@@ -359,7 +359,7 @@ class GroupCommit(trio.abc.Instrument):
             self._awaited = True
             self.before_io_wait(0)
             self._worker.post(self._finish, self._end)
-        # A store that is silent already is not waited for any longer.
+        # Do not wait for a store that is already silent.
         patience = WATCH_SECONDS if self._silent_since is not None else CLOSE_SECONDS
         with trio.move_on_after(patience, shield=True):
             await self._ended.wait()
@@ -371,7 +371,7 @@ class GroupCommit(trio.abc.Instrument):
         if not self._ended.is_set() and not abandoned:
             raise StoreUnavailableError(
                 f"the store {self._engine.place} did not close within {patience:g} s: it does not "
-                "answer; what was not committed by then was not acknowledged to any sender either"
+                "answer; no uncommitted delivery was acknowledged to its sender"
             )
 
     # -- in the event loop's thread ----------------------------------------------------------------
@@ -455,7 +455,7 @@ class GroupCommit(trio.abc.Instrument):
             self._outage.end()
 
     def _wake(self, units: Sequence[Unit]) -> int:
-        """Let the callers of finished units go on; return how many units the store has failed."""
+        """Wake the callers of finished units; return how many units the store has failed."""
         failed = 0
         for unit in units:
             unit.finished = True
@@ -512,7 +512,7 @@ class GroupCommit(trio.abc.Instrument):
             _log.error(
                 "store.stalled",
                 waited_seconds=seconds,
-                hint="the store does not answer; what was handed over is finished when it does"
+                hint="the store does not answer; writes in progress are finished when it does"
                 if self._effects_key is None
                 else f"the effects of the event {self._effects_key} run in the store's thread and "
                 "do not return; all deliveries wait for them",

@@ -1,8 +1,8 @@
 """A copy of a whole store, table by table, between files of SQLite and databases of PostgreSQL.
 
 A :class:`Side` gives and takes the rows of the tables that both engines have, in the order of their
-primary keys. What each engine derives from them is made at the end of the copy. The digest of a
-table is over its rows, whatever the engine, so a copy is compared by digests.
+primary keys. The tables that each engine derives from them are filled at the end of the copy. The
+digest of a table covers its rows and is the same on every engine, so a copy is compared by digests.
 """
 
 import hashlib

@@ -1,6 +1,6 @@
 """The lock of the data directory, held by the one runtime that uses it.
 
-Only the runtime takes it. Commands open the database beside a running daemon without it;
+Only the runtime takes it. Commands open the database without it while a daemon runs;
 SQLite's own locks keep their writes apart.
 
 There are two locks. The lock of the file ``runtime.lock`` works on every system. But if the file is
@@ -163,7 +163,7 @@ def _lock_database_directory(directory: Path, pid_file: Path) -> Iterator[int | 
 
 
 def _open_database_directory(directory: Path) -> int:
-    # Links are resolved: the write-ahead log stands beside the real file, so two processes that
+    # Links are resolved: the write-ahead log is next to the real file, so two processes that
     # share a database share that directory.
     place = os.path.dirname(os.path.realpath(directory / DATABASE_NAME))
     return open_file(place, os.O_RDONLY)

@@ -27,7 +27,7 @@ else:
 
 T = TypeVar("T")
 
-#: The name of the savepoint around a handler's statements: where it is gone, they have committed.
+#: The name of the savepoint around a handler's statements: if it is gone, they have committed.
 SAVEPOINT = "sdk_trio_effects"
 
 
@@ -76,7 +76,7 @@ def apply(effects: Effects[T], connection: object) -> T:
             value.close()
         raise EffectError(
             "effects are applied by a plain function: write `def` instead of `async def`, and "
-            "await what has to be awaited before"
+            "await everything else before"
         )
     return value
 
@@ -85,15 +85,16 @@ def refuse_commit() -> NoReturn:
     """Raise the error of a handler that has ended the transaction itself."""
     raise EffectError(
         "the handler has ended the transaction (COMMIT, ROLLBACK or BEGIN): its effects may be "
-        "committed and the event is not done, so they come again; leave the commit to the library"
+        "committed and the event is not done, so they would be applied again; leave the commit to "
+        "the library"
     )
 
 
 def taken_over(key: str) -> EventTakenOverError:
-    """Return the error of a run that does not own its event any more."""
+    """Return the error of a run that no longer owns its event."""
     return EventTakenOverError(
-        f"the event {key} is not this run's any more: another process has taken it over, or it is "
-        "done; nothing was applied here"
+        f"the event {key} no longer belongs to this run: another process has taken it over, or "
+        "it is done; nothing was applied here"
     )
 
 

@@ -1,4 +1,4 @@
-"""Read-only examination of a store, also beside a running daemon.
+"""Read-only examination of a store, even while a daemon runs.
 
 :func:`examine` is for ``doctor``, :func:`status_of_file` and :func:`check_file` are for ``storage
 status`` and ``storage check``. They read SQLite; ``storage.examine_postgres`` is the same for
@@ -295,8 +295,8 @@ SELECT count(*) FROM arrival LEFT JOIN work ON work.sequence = arrival.sequence
     LEFT JOIN ended ON ended.sequence = arrival.sequence
 WHERE (work.sequence IS NULL) = (ended.sequence IS NULL)
 """,
-    "what is open has arrived": _orphans("work", "arrival"),
-    "what has ended has arrived": _orphans("ended", "arrival"),
+    "each open delivery has arrived": _orphans("work", "arrival"),
+    "each ended delivery has arrived": _orphans("ended", "arrival"),
     "each attempt belongs to a delivery": _orphans("attempt", "arrival"),
     "each other body belongs to a delivery": _orphans("evidence", "arrival"),
     "each message belongs to a transition": _orphans("notification", "outbox"),
@@ -373,7 +373,7 @@ def check_rules(tx: SqlTransaction, report: Callable[[str], None]) -> list[Check
     }.items():
         report(rule)
         results.append(_result(rule, _number(tx, statement)))
-    rule = "ordered deliveries stand in their lane"
+    rule = "ordered deliveries are in their lane"
     report(rule)
     results.append(_result(rule, _count_outside_lanes(tx)))
     return results
@@ -403,14 +403,14 @@ def check_file(file: Path, report: Callable[[str], None]) -> Sequence[CheckResul
 
     Raises:
         StoreUnavailableError: it cannot be opened or read.
-        StoreVersionError: it is no store of this version.
+        StoreVersionError: it is not a store of this version.
     """
     with opened(str(file)) as connection:
         tx = SqliteTransaction(connection)
         is_ours = connection.pragma("application_id") == APPLICATION_ID
         if not is_ours or connection.pragma("user_version") not in (VERSION, MOVED):
             raise StoreVersionError(
-                f"{file} is no store of version {VERSION}: 'storage status' shows what it is"
+                f"{file} is not a store of version {VERSION}: 'storage status' shows what it is"
             )
         # One snapshot for all of them.
         connection.execute("BEGIN")

@@ -199,7 +199,7 @@ class SqlInbox(SqlPart, ABC):
             self._unawaited_starts[key] = UnawaitedStart(unit, lease, now)
 
     async def finish(self, key: str, outcome: Outcome, *, now: float) -> None:
-        """See :meth:`Inbox.finish`. Nothing when the lease is not ours any more."""
+        """See :meth:`Inbox.finish`. A no-op if we no longer hold the lease."""
         # Checked first: if it is cancelled here, the posted start is not withdrawn.
         await trio.lowlevel.checkpoint_if_cancelled()
         lease, start = self._leases.get(key), self._unawaited_starts.pop(key, None)
@@ -336,7 +336,7 @@ class SqlInbox(SqlPart, ABC):
     pause = committed(policies.pause)
     resume = committed(policies.resume)
 
-    # -- what is remembered beside deliveries ----------------------------------------------------
+    # -- checkpoints and the term ----------------------------------------------------
 
     async def write_checkpoint(
         self, name: str, value: str | None, *, term: int | None = None, once: bool = False
@@ -356,7 +356,7 @@ class SqlInbox(SqlPart, ABC):
         """See :meth:`Inbox.purge`. Cancelled, it stops between two transactions."""
         terms = self._terms
         old_body = now - terms.payload_seconds
-        # A row goes when neither its body nor its id is needed any more.
+        # A row is removed when neither its body nor its id is needed.
         forgotten = now - max(terms.payload_seconds, terms.dedup_seconds)
         with_body = partial(reads.find_old_done, with_body=True)
         return Purged(

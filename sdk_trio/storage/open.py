@@ -38,7 +38,7 @@ class StoreUse(enum.Enum):
     """The role of this process among those that have the store of one data directory open."""
 
     COMMAND = enum.auto()
-    """A command beside a runtime, or without one."""
+    """A command, with or without a running runtime."""
     RUNTIME = enum.auto()
     """The only process of a runtime: it holds the lock of the data directory and runs deliveries.
     It need not await the claim of a new key (docs/adr/0047-unawaited-claims.md)."""
@@ -63,8 +63,8 @@ async def open_store(
 ) -> "AsyncIterator[Store]":
     """Open the store that ``settings.storage`` names, and close it at the end of the block.
 
-    It does not take the lock of the data directory: the runtime does, and commands work beside a
-    running daemon.
+    It does not take the lock of the data directory: the runtime does, and commands work while a
+    daemon runs.
 
     Args:
         settings: validated settings; ``storage`` and the retentions of ``webhooks`` are used.
@@ -77,7 +77,7 @@ async def open_store(
         StoreVersionError: the store is of a newer version or of another program.
         StoreUnavailableError: it cannot be opened or written.
 
-    Cancelled, what was begun is finished and closed; see :meth:`Inbox.close`.
+    On cancellation, a started opening is finished and closed again; see :meth:`Inbox.close`.
     """
     from .ports import Store
 
@@ -127,7 +127,7 @@ async def _open(
         directory = create_data_directory(settings.storage.path)
         turn = directory / TURN_NAME
         # Without this lock, a command would wait for a moment without a writer, which may never
-        # come beside several busy processes.
+        # come while several processes are busy.
         takes_turns = use in (StoreUse.SUPERVISOR, StoreUse.WORKER) or (
             use is StoreUse.COMMAND and turn.exists()
         )

@@ -125,8 +125,8 @@ class Inbox(Protocol):
 
         The attempt counts as started. ``RUNNING`` if another owner runs it inline under a live
         lease. A delivery is claimed if it is leased by us (the caller knows that it does not run),
-        if its lease has expired, if it waits for a redelivery, or if it is dead; its attempts go on
-        counting. A parked one becomes ``received`` for our own workers, and is ``QUEUED``: its
+        if its lease has expired, if it waits for a redelivery, or if it is dead; its attempts are
+        not reset. A parked one becomes ``received`` for our own workers, and is ``QUEUED``: its
         sender was answered 200 and need not deliver it again.
         """
         ...
@@ -161,7 +161,7 @@ class Inbox(Protocol):
         ...
 
     async def join(self, key: str) -> None:
-        """Note that a run of ours which began alone now runs beside others."""
+        """Note that one of our runs that began alone is now concurrent with others."""
         ...
 
     def start_unawaited(self, key: str, *, now: float) -> None:
@@ -191,7 +191,7 @@ class Inbox(Protocol):
             now: Unix seconds.
 
         Raises:
-            EventTakenOverError: we do not hold the run's lease any more.
+            EventTakenOverError: we no longer hold the run's lease.
             NotSupportedError: the store has no transactions.
             Exception: raised by ``effects``.
         """
@@ -234,13 +234,14 @@ class Inbox(Protocol):
         """
         ...
 
-    async def take_over(self, owner: str, *, heir: str, now: float) -> int:
+    async def take_over(self, owner: str, *, successor: str, now: float) -> int:
         """Take away the leases of ``owner``, known to be dead, and return how many.
 
-        Interrupted runs are counted and put back as :meth:`recover` does, with a lease of ``heir``:
-        only its :meth:`take_suspects` finds them until the lease ends. The same happens to
-        deliveries that an earlier call left to ``owner`` and that it had not run yet. Deliveries
-        that had not begun to run are due at once. An owner without leases is no error.
+        Interrupted runs are counted and put back as :meth:`recover` does, with a lease of
+        ``successor``: only its :meth:`take_suspects` finds them until the lease ends. The same
+        happens to deliveries that an earlier call left to ``owner`` and that it had not run yet.
+        Deliveries that had not begun to run are due at once. An owner without leases is not an
+        error.
         """
         ...
 
@@ -252,7 +253,7 @@ class Inbox(Protocol):
         They are the deliveries of :meth:`take_due` that ran when a process ended, and those that
         :meth:`take_over` has left to this owner. An owner calls this when it starts: deliveries
         that it has leased already are included. ``limits`` are
-        obeyed as by :meth:`take_due`. The result has no next time, and no more to ask for.
+        obeyed as by :meth:`take_due`. The result has no next time, and ``more`` is false.
         """
         ...
 
@@ -264,7 +265,7 @@ class Inbox(Protocol):
         ...
 
     async def is_work_wanted(self, *, now: float) -> bool:
-        """Return whether an owner has asked for work, and the time of that is not over."""
+        """Return whether an owner has asked for work and its request has not expired."""
         ...
 
     async def pause(
@@ -318,7 +319,7 @@ class Inbox(Protocol):
         """Put done deliveries back to ``received``, queued, each as its next generation.
 
         Returns the keys that were put back; the others were in another state, or have no body.
-        Their effects are applied once more, even if they are guarded against duplicates.
+        Their effects are applied again, even if they are guarded against duplicates.
         """
         ...
 
@@ -448,7 +449,7 @@ class Inbox(Protocol):
         ...
 
     async def holdings(self, tenant_id: str) -> Mapping[str, int]:
-        """Count the records of a tenant beside its own row.
+        """Count the records of a tenant, except its own row.
 
         The names are ``deliveries``, ``bodies``, ``attempts``, ``evidence`` (what erasing the
         tenant removes of it), ``messages``, ``outbox``, ``audit``.
@@ -460,7 +461,7 @@ class Inbox(Protocol):
         ...
 
     async def other_tables(self) -> Sequence[str]:
-        """Return the names of tables that handlers have made beside the store's.
+        """Return the names of tables that handlers have created in the store's database.
 
         Only handlers read and change them; a purge leaves them alone.
         """
@@ -698,7 +699,7 @@ class NotificationStore(Protocol):
     async def finish(self, id: "NotificationId", ending: "SendResult", *, now: float) -> bool:
         """Record the end of an attempt and give up the lease.
 
-        Returns False, and changes nothing, if we do not hold the lease any more.
+        Returns False, and changes nothing, if we no longer hold the lease.
         """
         ...
 

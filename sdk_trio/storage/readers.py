@@ -88,7 +88,7 @@ class ReaderPool:
             seconds: time limit in seconds.
 
         Raises:
-            StoreLostError: the store's files are not there any more, or are damaged.
+            StoreLostError: the store's files are gone or damaged.
             StoreUnavailableError: the store cannot be read, or not in time, or this is closed.
         """
         reading = _Reading()

@@ -81,11 +81,11 @@ def _fault(record: DeliveryRecord, again: bool) -> str | None:
     if record.state is DeliveryState.DONE and not again:
         return (
             "is done: only dead, parked and retrying events are replayed; 'events replay --again' "
-            "runs it once more, with all its effects"
+            "runs it again, with all its effects"
         )
     if record.state not in REPLAYABLE and record.state is not DeliveryState.DONE:
         return f"is {record.state}: only dead, parked and retrying events are replayed"
-    return None if record.raw is not None else "its body is not kept any more"
+    return None if record.raw is not None else "its body is no longer stored"
 
 
 def _candidate(record: DeliveryRecord, reason: str | None = None) -> ReplayCandidate:
@@ -174,7 +174,7 @@ def replay_rows(
         done = candidate.key in replayed
         reason = candidate.reason
         if not (done or reason or dry_run):
-            reason = "it changed meanwhile; look at it with 'events show'"
+            reason = "it changed meanwhile; check it with 'events show'"
         state = str(DeliveryState.RECEIVED) if done else candidate.state
         rows.append(
             {

@@ -373,7 +373,7 @@ def _apply_within_budget(
     value = _within_budget(connection, effects)
     try:
         connection.execute(f"RELEASE {SAVEPOINT}")
-    except apsw.SQLError:  # there is no such savepoint any more
+    except apsw.SQLError:  # the savepoint is gone
         refuse_commit()
     return value
 

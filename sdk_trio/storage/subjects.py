@@ -141,7 +141,7 @@ async def find_newer_handled(inbox: Inbox, delivery: NewDelivery) -> str | None:
 async def find_superseding(inbox: Inbox, delivery: NewDelivery) -> str | None:
     """Return the id of the event that supersedes a waiting synthetic one, or None.
 
-    Real events may have arrived since it was put, and an older state must not overwrite theirs.
+    Real events may have arrived since it was added, and an older state must not overwrite theirs.
 
     Raises:
         StoreUnavailableError: from the inbox.

@@ -335,9 +335,7 @@ class TenantRuntime:
         async def admit() -> None:
             found = await self.service.recall(active.id)
             if found is None:
-                raise UnknownTenantError(
-                    f"the tenant {active.identifier!r} does not exist any more"
-                )
+                raise UnknownTenantError(f"the tenant {active.identifier!r} no longer exists")
             if not found.is_active:
                 raise TenantNotActiveError(found.identifier, found.status)
 

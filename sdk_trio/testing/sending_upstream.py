@@ -1,8 +1,8 @@
 """An upstream in memory that sends webhooks as the real one does, for tests of an outage.
 
 It has records, lists them, and sends their events. An event is attempted ten times. After ten
-failed events in a row it disables the endpoint and marks its pending events as skipped. What
-happens while the endpoint is disabled leaves no delivery behind::
+failed events in a row it disables the endpoint and marks its pending events as skipped. A change
+while the endpoint is disabled leaves no delivery behind::
 
     upstream = SendingUpstream(secret=SECRET)
     runtime = sdk_trio.Runtime(settings, handlers, client=upstream.client())

@@ -276,7 +276,7 @@ class Endpoint:
         if handler is not None and not (handler.enqueue or is_suspended or paused):
             return await runner.inline.run(arrival, handler, tenant, expiry=expiry)
         # A redelivery, whose tenant was suspended or whose body has another type, may meet an
-        # inline run of its key. The store would take the claim of that run for a leftover.
+        # inline run of its key. The store would treat the claim of that run as a leftover.
         if runner.inline.runs_key_of(delivery):
             return await runner.inline.join(delivery)
         if handler is None or is_suspended:

@@ -1,4 +1,4 @@
-"""Pauses of events by type, and what the store has to obey when events are claimed.
+"""Pauses of events by type, and the limits that a claim of events obeys.
 
 A pause is a row of the store. Each process reads the active ones every :data:`POLL_SECONDS`, so
 that all hosts obey within a second. Events of a paused type are stored and answered 200, and wait
@@ -85,7 +85,7 @@ class Pauses:
         return None
 
     def limits(self, *, free_workers: int) -> ClaimLimits | None:
-        """Return what a claim obeys; None without pauses and policies that the store keeps.
+        """Return the limits that a claim obeys; None without pauses and limited handlers.
 
         ``free_workers`` is how many workers are free.
         """
@@ -163,7 +163,7 @@ class Pauses:
     # -- figures -----------------------------------------------------------------------------
 
     def check(self) -> Check:
-        """Return whether something is paused, and since when; never unready."""
+        """Return whether events are paused, and since when; never unready."""
         if not self.active:
             return NOTHING_PAUSED
         named = "; ".join(map(str, self.active[:_NAMED]))

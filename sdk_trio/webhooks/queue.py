@@ -277,8 +277,8 @@ class WorkerPool:
                 background.start_soon(self._run_watch.run)
                 if self._sharing is not None:
                     background.start_soon(self._sharing.run)
-                # Set before the start is reported, so that no inline delivery can run beside a
-                # suspect.
+                # Set before the start is reported, so that no inline delivery can run concurrently
+                # with a suspect.
                 self._runner.inline.quarantined = self._after_crash
                 try:
                     await self._run_workers(background, task_status=task_status)
@@ -498,7 +498,7 @@ class WorkerPool:
                 return
 
     def wake(self) -> None:
-        """Make the feeder poll the store at once, after this process has put events there."""
+        """Make the feeder poll the store at once, after this process has added events."""
         self._feed_wanted.set()
 
     def _free_slot(self) -> None:

@@ -351,17 +351,17 @@ class WebhookReceiver:
         """Return how many events wait in the memory channel."""
         return self._running.queue.depth if self._running else 0
 
-    async def take_over(self, dead: str, heir: str) -> int:
-        """Release the leases of a dead process, and leave its runs to ``heir``; count them.
+    async def take_over(self, dead: str, successor: str) -> int:
+        """Release the leases of a dead process, and leave its runs to ``successor``; count them.
 
         Raises:
             NotRunningError: the store is not open.
             StoreUnavailableError: the store does not answer.
         """
-        return await self.store.take_over(dead, heir=heir, now=self._clock())
+        return await self.store.take_over(dead, successor=successor, now=self._clock())
 
     def wake(self) -> None:
-        """Make the feeder poll the store at once, after this process has put events there."""
+        """Make the feeder poll the store at once, after this process has added events."""
         if self._running is not None:
             self._running.queue.wake()
 

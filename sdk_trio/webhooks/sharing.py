@@ -1,9 +1,9 @@
 """Sharing of work between the processes and hosts of one store.
 
-A process leases the events that it accepts and keeps them in memory, which is the fastest way as
-long as no other process has nothing to do. One that has had free workers for a second, and finds
-that others hold events which they have not begun, *asks for work* in the store. The others notice
-within :data:`POLL_SECONDS`. For :data:`SHARE_SECONDS` they release what they have not begun, and
+A process leases the events that it accepts and keeps them in memory. That is the fastest way while
+all processes are busy. A process that has had free workers for a second, while others hold events
+that they have not begun, *asks for work* in the store. The others notice within
+:data:`POLL_SECONDS`. For :data:`SHARE_SECONDS` they release events that they have not begun, and
 lease no more events than they have free workers for. The rest waits in the store, where each
 process claims it.
 """
@@ -22,10 +22,10 @@ from .recording import STORE_RETRY_SECONDS
 
 _log = get_logger("webhooks")
 
-#: The interval in seconds at which a process asks, or looks whether another one has asked.
+#: The interval in seconds at which a process asks for work, or checks whether another one has.
 POLL_SECONDS = 0.5
 
-#: The time in seconds for which a process has to have free workers before it asks for work.
+#: The seconds for which a process must have free workers before it asks for work.
 IDLE_SECONDS = 1.0
 
 #: The time in seconds for which work is shared after a process has asked.
@@ -33,7 +33,7 @@ SHARE_SECONDS = 60.0
 
 
 class SharedPool(Protocol):
-    """The workers of this process, as far as sharing asks them."""
+    """The part of the worker pool that sharing uses."""
 
     @property
     def has_spare_workers(self) -> bool:
@@ -66,11 +66,12 @@ class Sharing:
         self._pool = pool
         self._clock = clock
         self._idle_since: float | None = None
-        #: Whether a process has asked for work. It shares what it gets then, as all others do.
+        #: Whether a process has asked for work. It then shares its own events, as all other
+        #: processes do.
         self.is_wanted: bool = False
 
     async def run(self) -> None:
-        """Ask and look until cancelled; a store that fails is asked again."""
+        """Poll until cancelled; retry after a failure of the store."""
         while True:
             await trio.sleep(POLL_SECONDS)
             try:

@@ -1,4 +1,4 @@
-"""Handlers of sources: other senders beside the upstream, each with its own types."""
+"""Handlers of sources: senders other than the upstream, each with its own types."""
 
 from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar, Unpack
@@ -73,8 +73,8 @@ class SourceHandlers:
             policy: see there.
 
         Raises:
-            HandlerRegistrationError: the type has a handler already, or ``handler`` is none, or
-                ``data_class`` is no class.
+            HandlerRegistrationError: the type has a handler already, ``handler`` is not a handler,
+                or ``data_class`` is not a class.
         """
         self._require_type(event_type)
         if event_type in self._by_type:

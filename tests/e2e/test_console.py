@@ -268,7 +268,9 @@ async def test_dead_letters_are_counted_before_they_are_put_back(address):
         one = (await console.program.api("/events"))[1]["key"]
         assert (await console.program.replay({"ids": [one]})).json()["replayed"] == 1
         await page.click("dialog button", "Replay 3")
-        await page.see("in the queue again. Left out, as no dead letters any more: 1 of 3.")
+        await page.see(
+            "in the queue again. Left out, because they are no longer dead letters: 1 of 3."
+        )
         await page.see("There are no dead letters.")
 
         async def done():
@@ -509,7 +511,7 @@ async def test_a_link_with_a_token_is_taken_where_the_page_is_open(address):
     async with watched(address) as console:
         page = console.page
         await page.evaluate("location.hash = 'token=of-another-program'")
-        await page.see("The program does not take this token any more.")
+        await page.see("The receiver no longer accepts this token.")
         assert "token" not in await page.evaluate("location.href")
         assert await page.evaluate("sessionStorage.length") == 0
         await page.evaluate(f"location.hash = 'token={TOKEN}'")
@@ -778,7 +780,7 @@ async def test_the_page_notices_another_store_and_another_token(address, tmp_pat
         monkeypatch.setenv("SDK_TEST_ADMIN_TOKEN", f"{TOKEN}-of-today")
         async with administered(registry(works), **keys):
             await page.evaluate("location.hash = '#/settings'")
-            await page.see("The program does not take this token any more.")
+            await page.see("The receiver no longer accepts this token.")
             assert await page.evaluate("sessionStorage.length") == 0
 
 

@@ -81,10 +81,10 @@ def test_one_that_others_can_enter_is_refused_if_they_can_read_what_is_in_it(pla
     (place.data / "inbox.db").touch()
     (place.data / "inbox.db").chmod(0o640)
     ran = place.run("run", "--standalone")
-    assert (ran.returncode, "so is what is in it (inbox.db)" in ran.stderr) == (78, True), ran
+    assert (ran.returncode, "so are its contents (inbox.db)" in ran.stderr) == (78, True), ran
     assert f"chmod -R go= {place.data}" in ran.stderr
     # Once, and after no line that says that something has started.
-    assert ran.stderr.count("so is what is in it") == 1
+    assert ran.stderr.count("so are its contents") == 1
     assert "admin.started" not in ran.stderr
     (place.data / "inbox.db").chmod(0o600)
     with place.daemon() as daemon:

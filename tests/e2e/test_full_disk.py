@@ -17,7 +17,7 @@ async def test_a_full_disk_makes_the_daemon_unready_until_there_is_space(tmp_pat
         sender = Senders(await manager.url())
         assert await sender._attempt("with-space") == 200
         await manager.wait_for("webhook.handled")
-        # The kernel's limit of a file's size stands for the end of the disk: three pages fit.
+        # The kernel's limit of a file's size simulates a full disk: three pages fit.
         log = tmp_path / "state" / "inbox.db-wal"
         unlimited = resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE)
         end = (log.stat().st_size + 14_000, unlimited[1])

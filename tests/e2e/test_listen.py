@@ -23,7 +23,7 @@ from support.waiting import PATIENCE_SECONDS, wait_until
 
 from sdk_trio.testing import sign_delivery
 
-#: Up to which number deliveries come while a listener is away; 1000 of them take half a minute.
+#: The number of deliveries while a listener is disconnected; 1000 take half a minute.
 MISSED = 60 + int(os.environ.get("SDK_TEST_RELAY_MISSED", "60"))
 
 
@@ -144,7 +144,7 @@ def wait_for(place, path, number):
 def test_each_delivery_comes_once_and_in_order_to_each_listener(place, local):
     with listener_of_a_killed_receiver(place, local) as first:
         assert "not connected" in first.read_text()
-        # The second listener is away meanwhile.
+        # The second listener is disconnected meanwhile.
         deliver(place, 60, MISSED)
         wait_for(place, "/a", MISSED)
         with listener(place, local, "/b"):

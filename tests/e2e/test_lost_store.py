@@ -19,7 +19,7 @@ from support.senders import Senders
 from support.service_manager import ServiceManager, service_manager
 from support.waiting import PATIENCE_SECONDS, until
 
-#: As far as it has to be done by another process: SQLite's locks are those of a process.
+#: Run in another process where necessary: SQLite's locks are those of a process.
 _ELSEWHERE = """
 import sys, apsw
 connection = apsw.Connection(sys.argv[1])

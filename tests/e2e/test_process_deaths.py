@@ -1,4 +1,4 @@
-"""An event whose handler ends the process is a dead letter in the end, and no endless loop.
+"""An event whose handler ends the process becomes a dead letter, and causes no endless loop.
 
 A handler that raises what is meant to end a program ends nothing but its own run.
 """

@@ -1,4 +1,4 @@
-"""Data deleted by ``tenant purge`` or retention is in no file any more, while daemons run."""
+"""Data deleted by ``tenant purge`` or retention is gone from every file, while daemons run."""
 
 import itertools
 import json

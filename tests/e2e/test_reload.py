@@ -229,7 +229,7 @@ async def test_a_stop_during_a_reload_stops(manager, signals, status):
     assert await manager.ended(daemon) == status
     assert not manager.logged("runtime.reloaded")
     hold.unlink(missing_ok=True)
-    # Whatever was cut short is taken up by the next start, with the settings of then.
+    # Whatever was cut short is taken up by the next start, with the settings of that start.
     config.unlink()
     config.write_text('{"Sdk": {"Webhooks": {"RateLimitPerMinute": 1}}}')
     daemon = manager.start("--config", str(config))

@@ -17,7 +17,7 @@ async def test_kills_and_disk_faults_lose_nothing_and_keep_the_order(tmp_path):
     assert report.own_ends.get(0) == 1, table  # the last one, after its drain
 
 
-def test_the_schedule_has_as_many_blows_as_were_asked_for_and_follows_from_the_seed():
+def test_the_schedule_has_the_requested_faults_and_follows_from_the_seed():
     for kills, faults in [(6, 6), (0, 3), (5, 0), (40, 25)]:
         steps = schedule(kills, faults, random.Random(1))
         assert sum(step.kill_after is not None for step in steps) == kills

@@ -174,7 +174,7 @@ def test_on_a_terminal_the_progress_is_shown(data):
     drawn = bytearray()
 
     def read():
-        with suppress(OSError):  # EIO: no process has the other end any more
+        with suppress(OSError):  # EIO: no process has the other end open
             while text := os.read(ours, 100_000):
                 drawn.extend(text)
 

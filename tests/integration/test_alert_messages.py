@@ -199,11 +199,11 @@ class AwayStore:
     """A store of alerts that can be away."""
 
     store: object
-    is_away: bool = False
+    is_unavailable: bool = False
 
     def __getattr__(self, name):
-        if self.is_away:
-            raise StoreUnavailableError("the database is away")
+        if self.is_unavailable:
+            raise StoreUnavailableError("the database is unavailable")
         return getattr(self.store, name)
 
 
@@ -321,12 +321,12 @@ async def test_a_message_that_fails_is_retried_and_given_up(tmp_path):
         assert (message.state, message.reason) == (NotificationState.FAILED, "answered 503")
 
 
-async def test_while_the_store_is_away_messages_are_sent_and_rows_written_later(tmp_path):
+async def test_while_the_store_is_unavailable_messages_are_sent_and_rows_written_later(tmp_path):
     async with stores_of("memory", tmp_path) as stores:
         bench = Bench(AwayStore((await stores.open("here")).alerts))
         async with Running(bench.watch()) as watch:
             await watch.check()
-            bench.store.is_away = True
+            bench.store.is_unavailable = True
             # The leadership ends as well, because no lease can be renewed.
             bench.leads = False
             since = bench.clock() - UNREACHABLE_SECONDS
@@ -335,7 +335,7 @@ async def test_while_the_store_is_away_messages_are_sent_and_rows_written_later(
             await until(lambda: bench.sent)
             assert [str(each.alert) for each in bench.sent] == ["store_unreachable"]
             # Another host leads when the store is back. It finds the alert, and closes it.
-            bench.store.is_away = False
+            bench.store.is_unavailable = False
             bench.facts = Facts(store_writes=True)
             await watch.check()
             (alert,) = (await bench.store.load()).alerts
@@ -364,7 +364,7 @@ async def test_a_host_whose_term_is_over_writes_no_row_and_sends_nothing_more(st
     here = Bench(AwayStore(one.alerts), term=await one.lead(seconds=0.0))
     watch = here.watch()
     await watch.check()
-    here.store.is_away = True
+    here.store.is_unavailable = True
     here.leads = False  # no lease can be renewed
     since = here.clock() - UNREACHABLE_SECONDS
     here.facts = Facts(store_writes=False, store_failing_since=since)
@@ -372,7 +372,7 @@ async def test_a_host_whose_term_is_over_writes_no_row_and_sends_nothing_more(st
     other = Bench(two.alerts, term=await two.lead(seconds=60.0))
     assert other.term != here.term
     await other.watch().check()
-    here.store.is_away = False
+    here.store.is_unavailable = False
     async with Running(watch):
         here.facts = Facts(store_writes=True)
         await watch.check()

@@ -153,7 +153,7 @@ async def check_endpoint(world):
         await world.runtime.gap_watch.check(None)
 
 
-async def test_an_endpoint_that_the_upstream_disabled_and_an_upstream_that_is_away():
+async def test_a_disabled_endpoint_and_an_unavailable_upstream_open_alerts():
     async with scripted_upstream() as upstream:
         (endpoint,) = upstream.endpoints
         endpoint["enabled"] = False
@@ -219,7 +219,7 @@ async def test_a_token_that_is_about_to_expire():
             await world.has_sent("token_expiry opened", "token_expiry closed")
 
 
-async def test_a_secret_of_a_rotation_that_is_not_used_any_more():
+async def test_an_unused_secret_of_a_rotation_opens_an_alert():
     keys = {"Webhooks__Secrets": [OTHER_SECRET]}
     async with alerted(registry(works), **keys) as world:
         assert await deliver(world, "evt_1", secret=OTHER_SECRET) == 200

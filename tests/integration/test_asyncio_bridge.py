@@ -107,7 +107,7 @@ def threaded(handlers=None, **keys):
 
 
 class Steps(trio.abc.Instrument):
-    """Counts the steps of the tasks that serve deliveries: each is a turn of the loop."""
+    """Counts the steps of the tasks that serve deliveries: each is an iteration of the loop."""
 
     def __init__(self):
         self.count = 0
@@ -117,7 +117,7 @@ class Steps(trio.abc.Instrument):
 
 
 @on_asyncio
-async def test_a_delivery_takes_few_turns_of_the_loop_which_each_hold_up_the_host():
+async def test_a_delivery_takes_few_iterations_of_the_loop_and_each_delays_the_host():
     async def grant(event):
         pass
 

@@ -165,8 +165,8 @@ def test_the_benchmark_ends_and_leaves_nothing_behind(tmp_path):
             assert found["count"] > 0
             assert found["cpu_us"] > 0
             assert found["errors"] == 0
-    (worked_off,) = groups["backlog"]["runs"]["waiting"]["enqueued-open"]
-    assert worked_off["left"] == 0
+    (processed,) = groups["backlog"]["runs"]["waiting"]["enqueued-open"]
+    assert processed["left"] == 0
     assert processes_of(tmp_path) == []
     kept = sorted(place.name.split("-")[0] for place in next(tmp_path.glob("sdk-*")).iterdir())
     assert kept == ["expired", "finished", "waiting"]

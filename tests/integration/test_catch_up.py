@@ -61,7 +61,7 @@ async def test_the_states_of_a_gap_are_handled_once_and_running_it_again_changes
             assert await place.catch_up() is None
             clock.move(hours=1)  # without contact: the same states are compared again
             again = await place.catch_up()
-            assert (again.put, len(place.got)) == (0, count)
+            assert (again.added, len(place.got)) == (0, count)
 
 
 async def put(place, *, since, until=None, types=None, **arguments):
@@ -104,7 +104,7 @@ async def test_an_older_state_that_waits_does_not_overwrite_a_newer_one_that_arr
             older = order("ord_1", created=now - 5, modified=now - 4)
             upstream.change("orders", older)  # skipped: no event
             finished = await put(place, since=now - 60)
-            assert finished.put == 3
+            assert finished.added == 3
             newer = order("ord_1", created=now - 5, modified=now - 1)
             upstream.change("orders", newer, "order.updated", "order.paid")
             await until(lambda: all(not e.pending for e in upstream.organization.events.values()))
@@ -222,7 +222,7 @@ async def test_a_catch_up_that_was_killed_continues_at_its_page():
             upstream.calls.clear()
             finished = await place.catch_up()
             assert upstream.calls.count(("GET", "/orders/")) == 2
-            assert (finished.listed, finished.put) == (450, 450)
+            assert (finished.listed, finished.added) == (450, 450)
             names = [name for name, _ in place.states("order.updated")]
             assert names == [f"ord_{number:03}" for number in range(450)]
 
@@ -308,7 +308,7 @@ async def test_a_record_that_no_event_can_be_made_of_keeps_no_other_one_out(capl
             receiver.store, place.settings, clock=place.clock, page_seconds=0, settle_seconds=0
         )
         finished = await catch_up.run(Upstream(), run, save)
-        assert (finished.listed, finished.put) == (4, 1)
+        assert (finished.listed, finished.added) == (4, 1)
         (event,) = await receiver.store.find()
         assert event.subject == "ord_good"
         for name in ("ord_half", "ord_far", "ord_untimed"):

@@ -169,7 +169,7 @@ async def test_reconcile_asks_for_what_is_missing_and_a_dry_run_does_not(run):
     assert upstream.asked == []
     asked = await run("events", "reconcile", "--since", "1h", "--format", "json")
     assert [row["action"] for row in asked.document] == ["asked", "lost"]
-    assert asked.err.endswith("1 requested, 1 cannot be delivered any more\n")
+    assert asked.err.endswith("1 requested, 1 can no longer be delivered\n")
     assert upstream.asked == ["evt_1"]
     too_far = await run("events", "reconcile", "--since", "8d")
     assert too_far.status == 2

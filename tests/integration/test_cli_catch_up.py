@@ -62,20 +62,20 @@ async def test_it_puts_each_change_once_and_a_dry_run_puts_nothing(run):
     words = ("events", "catch-up", "--since", "2h", "--format", "json")
     shown = await run(*words, "--dry-run")
     assert [(row["type"], row["subject"], row["action"]) for row in shown.document] == [
-        ("order.paid", "ord_new", "would put"),
-        ("order.updated", "ord_new", "would put"),
+        ("order.paid", "ord_new", "would add"),
+        ("order.updated", "ord_new", "would add"),
     ]
-    assert shown.err.endswith("1 of 2 records changed; 2 events would be put\n")
+    assert shown.err.endswith("1 of 2 records changed; 2 events would be added\n")
     listed = await run("events", "list", "--format", "json", "--type", "order.updated")
     assert listed.document == []
-    put = await run(*words)
-    assert (put.status, [row["action"] for row in put.document]) == (0, ["put", "put"])
+    added = await run(*words)
+    assert (added.status, [row["action"] for row in added.document]) == (0, ["added", "added"])
     listed = await run("events", "list", "--format", "json", "--type", "order.updated")
     (row,) = listed.document
     assert (row["subject"], row["state"]) == ("ord_new", "received")
     again = await run(*words)
     assert (again.status, again.document) == (0, [])
-    assert f'"modified_at": "{at(now - HOUR)}"' not in put.out  # no body is printed
+    assert f'"modified_at": "{at(now - HOUR)}"' not in added.out  # no body is printed
 
 
 async def test_it_names_what_is_wrong(run):

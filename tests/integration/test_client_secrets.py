@@ -285,7 +285,7 @@ async def test_http1(data):
     upstream = Upstream()
     async with serving(upstream, raw_answer(data)), Client(settings(upstream.port)) as client:
         await assert_each_way_is_hidden(client)
-    async with Client(settings(upstream.port)) as client:  # no server listens any more
+    async with Client(settings(upstream.port)) as client:  # no server listens
         await assert_each_way_is_hidden(client)
 
 

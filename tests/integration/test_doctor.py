@@ -392,7 +392,7 @@ def test_a_damaged_store(doctor):
     assert any("damage" in f["what"] for f in found.of("store", "problem")), found.of("store")
     file.write_bytes(b"no database at all" * 100)
     found = doctor.alone()
-    assert "no SQLite database" in found.of("store", "problem")[0]["what"]
+    assert "not a SQLite database" in found.of("store", "problem")[0]["what"]
     assert found.of("disk") != []
 
 

@@ -31,7 +31,7 @@ def test_a_database_is_checked_and_left_unchanged(doctor, monkeypatch):
     doctor.alone().one("store", "ok", "has the version of this program")
 
 
-def test_a_database_that_is_away_is_a_problem_without_the_password(doctor, monkeypatch):
+def test_an_unavailable_database_is_a_problem_without_the_password(doctor, monkeypatch):
     running_server()
     monkeypatch.setenv("SDK_POSTGRES_DSN", "postgresql://u:hunter2@127.0.0.1:1/db")
     found = doctor.alone()

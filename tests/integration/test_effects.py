@@ -361,7 +361,7 @@ async def test_a_run_that_was_taken_over_applies_nothing(
     assert place.applied == []
     await second.conclude("m1", effects, attempt=2, now=1022)
     assert place.applied == ["m1"]
-    # Neither a second end nor an earlier number changes anything any more.
+    # Neither a second end nor an earlier number changes anything.
     for inbox, attempt in ((first, 1), (second, 2)):
         with pytest.raises(EventTakenOverError):
             await inbox.conclude("m1", effects, attempt=attempt, now=1023)
@@ -449,7 +449,7 @@ async def test_a_statement_that_a_handler_leaves_open_keeps_no_log(tmp_path: Pat
         kept.append(transaction.connection.execute("SELECT * FROM sqlite_schema"))
 
     await inbox.conclude("m1", effects, attempt=1, now=1001)
-    assert await inbox.wipe(), "nothing reads the write-ahead log any more"
+    assert await inbox.wipe(), "nothing reads the write-ahead log"
     await inbox.close()
 
 

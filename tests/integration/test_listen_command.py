@@ -116,7 +116,7 @@ class Listening:
             self.cursor.close()
 
 
-async def test_chosen_types_are_forwarded_and_a_server_that_is_away_is_waited_for(tmp_path, capsys):
+async def test_chosen_types_are_forwarded_and_an_unavailable_server_is_waited_for(tmp_path, capsys):
     local = LocalServer()
     async with administered(registry(works), **STORED) as admin, trio.open_nursery() as nursery:
         listening = Listening(admin, local, tmp_path, events="order.*, refund.created")
@@ -181,7 +181,7 @@ async def test_a_delivery_on_which_the_server_breaks_is_left_out_after_some_atte
     assert "breaks the connection" in shown.err
 
 
-async def test_a_server_that_is_away_is_waited_for_no_longer_than_asked(tmp_path, capsys):
+async def test_an_unavailable_server_is_waited_for_only_as_long_as_requested(tmp_path, capsys):
     local = LocalServer()
     async with administered(registry(works), **STORED) as admin, trio.open_nursery() as nursery:
         listening = Listening(admin, local, tmp_path, give_up=0.05)

@@ -109,8 +109,8 @@ async def test_a_killed_owner_uses_its_slots_until_its_leases_end(stores: Stores
     assert await take(killed, one) == ["a"]
     await killed.start("a", now=NOW)
     assert await take(other, one) == []
-    await other.take_over("killed", heir="heir", now=NOW)
-    # The heir has the suspect, and with it the slot.
+    await other.take_over("killed", successor="successor", now=NOW)
+    # The successor has the suspect, and with it the slot.
     assert await take(other, one) == []
 
 
@@ -382,19 +382,19 @@ async def test_an_older_state_that_arrives_late_is_not_handled_after_a_newer_one
 
 
 async def test_a_suspect_that_is_superseded_is_reported(stores: Stores) -> None:
-    killed, heir = await stores.open("killed"), await stores.open("heir")
+    killed, successor = await stores.open("killed"), await stores.open("successor")
     await killed.accept(state("a", 1), leased=False)
     obeyed = limits(order_updated=GroupLimit(coalesce=True))
     assert await take(killed, obeyed) == ["a"]
     await killed.start("a", now=NOW)
-    await heir.take_over("killed", heir="absent", now=NOW)
-    await heir.take_over("absent", heir="heir", now=NOW)
-    await heir.release(["a"])
-    await heir.accept(state("b", 2), leased=False)
-    due = await heir.take_suspects(limit=9, now=NOW, limits=obeyed)
+    await successor.take_over("killed", successor="absent", now=NOW)
+    await successor.take_over("absent", successor="successor", now=NOW)
+    await successor.release(["a"])
+    await successor.accept(state("b", 2), leased=False)
+    due = await successor.take_suspects(limit=9, now=NOW, limits=obeyed)
     assert due.superseded == [("a", "b")]
     assert due.records == []
-    assert await handle_all(heir, obeyed) == ["b"]
+    assert await handle_all(successor, obeyed) == ["b"]
 
 
 @pytest.mark.parametrize("ids", [("sdkstate_1", "real"), ("real", "sdkstate_1")])

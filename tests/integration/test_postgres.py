@@ -277,7 +277,7 @@ async def test_a_start_is_waited_for_once_a_host_that_may_have_begun_it_is_gone(
         await one.finish("waits", Retry(1e6, "E"), now=1002)
         with trio.fail_after(30):
             if way == "is taken over":
-                assert await one.take_over("gone", heir="one", now=1002) == 1
+                assert await one.take_over("gone", successor="one", now=1002) == 1
             while way == "is recovered" and not await one.recover():
                 await trio.sleep(0.01)
             while not (due := await one.take_due(limit=9, now=1002)).records:
@@ -1101,9 +1101,9 @@ async def test_a_pooler_that_changes_connections_changes_nothing(
 @pytest.mark.parametrize(
     ("said", "hint"),
     [
-        ('FATAL:  password authentication failed for user "a"', "look at the connection string"),
-        ('FATAL:  database "b" does not exist', "look at the connection string"),
-        ("Connection refused", "a running receiver goes on by itself when the server answers"),
+        ('FATAL:  password authentication failed for user "a"', "check the connection string"),
+        ('FATAL:  database "b" does not exist', "check the connection string"),
+        ("Connection refused", "a running receiver continues by itself when the server answers"),
     ],
 )
 def test_a_refusing_server_is_distinguished_from_an_unreachable_one(said: str, hint: str) -> None:

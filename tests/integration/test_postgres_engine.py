@@ -379,7 +379,7 @@ def test_a_statement_is_planned_once_whatever_its_values(database: Database) -> 
     assert shown == [(0, True)]
 
 
-# -- a server that is away, and commits that are not heard of -------------------------------------
+# -- an unavailable server, and commits with an unknown outcome -------------------------------
 
 
 def test_connections_that_the_server_has_ended_are_replaced_unnoticed(database: Database) -> None:
@@ -469,7 +469,7 @@ def test_an_unavailable_server_is_dialled_after_pauses_until_it_returns(
             put(engine, "before")
             server.stop()
             for _ in range(100):
-                with pytest.raises(StoreUnavailableError, match="goes on by itself"):
+                with pytest.raises(StoreUnavailableError, match="continues by itself"):
                     put(engine, "away")
             assert len(dials) < 50, "each pause is twice as long as the one before"
             with pytest.raises(StoreUnavailableError), reader.transaction():
@@ -509,7 +509,7 @@ def test_each_outage_is_logged_also_by_a_part_that_has_not_dialled_since_the_one
     assert logged == [away, away, answers, away, answers]
 
 
-def test_a_database_that_only_reads_is_away_until_it_writes_again(database: Database) -> None:
+def test_a_read_only_database_is_unavailable_until_it_writes_again(database: Database) -> None:
     engine = database.engine()
     put(engine, "before")
     database.execute(f"ALTER DATABASE {database.name} SET default_transaction_read_only = on")
@@ -809,9 +809,9 @@ def test_a_password_is_in_no_message_and_no_repr() -> None:
 @pytest.mark.parametrize(
     ("reason", "hint"),
     [
-        ('FATAL:  password authentication failed for user "a"', "look at the connection string"),
-        ('FATAL:  database "b" does not exist', "look at the connection string"),
-        ("Connection refused", "a running receiver goes on by itself when the server answers"),
+        ('FATAL:  password authentication failed for user "a"', "check the connection string"),
+        ('FATAL:  database "b" does not exist', "check the connection string"),
+        ("Connection refused", "a running receiver continues by itself when the server answers"),
     ],
 )
 def test_a_refusing_server_is_distinguished_from_an_unreachable_one(reason: str, hint: str) -> None:

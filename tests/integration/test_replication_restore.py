@@ -27,7 +27,7 @@ NOW = datetime.now(UTC)
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory):
-    """A host whose tenant has a replica; nothing replicates any more."""
+    """A host whose tenant has a replica; nothing replicates it now."""
     root = tmp_path_factory.mktemp("restore")
     with local_disk(root / "target") as target:
         made = ReplicaHost(root / "host", target)
@@ -295,7 +295,7 @@ def test_a_signal_cleans_up_and_what_a_kill_leaves_is_removed_by_the_next(tmp_pa
         assert rows_of(out / "acme.db") == host.rows("acme")
 
 
-def test_a_target_that_is_away_is_named(tmp_path):
+def test_an_unavailable_target_is_named(tmp_path):
     with sftp(tmp_path / "target") as target:
         host = ReplicaHost(tmp_path / "host", target)
         host.add("acme", 1)

@@ -251,7 +251,7 @@ async def test_a_child_that_hangs_is_replaced(fleet, caplog):
         assert "hangs" in said(caplog, "replication.failed")[0]["error"]
 
 
-async def test_a_target_that_is_away_from_the_start_is_no_hanging_replicator(fleet, monkeypatch):
+async def test_a_target_unavailable_from_the_start_is_not_a_hanging_replicator(fleet, monkeypatch):
     # It lists nothing then, and still answers who it is.
     monkeypatch.setenv("OBJECT_STORE_ACCESS_KEY_ID", "test-value-no-key")
     monkeypatch.setenv("OBJECT_STORE_SECRET_ACCESS_KEY", "test-value-no-secret")

@@ -142,7 +142,7 @@ def test_a_target_that_was_emptied_and_filled_again_is_found_until_that_is_accep
         assert host.verify().status == 0
 
 
-def test_a_replica_that_lags_because_the_target_is_away_is_found(tmp_path):
+def test_a_replica_that_lags_because_the_target_is_unavailable_is_found(tmp_path):
     with object_store(tmp_path / "target") as target:
         target.wait_ready()
         section = "MultiTenant:FileDb:Replication:"

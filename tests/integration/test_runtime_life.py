@@ -530,7 +530,7 @@ async def test_a_restart_handles_what_was_left_and_nothing_twice(sqlite):
     assert sorted(handled) == sorted((name, 1) for name in names)
 
 
-async def test_without_a_handler_any_more_what_was_left_is_parked(sqlite):
+async def test_events_left_without_a_handler_are_parked(sqlite):
     with trio.fail_after(60):
         limits = {"Webhooks__GracefulDrainTimeoutSeconds": 0.1}
         runtime = Runtime(settings(**sqlite, **limits), registry(hangs, enqueue=True))

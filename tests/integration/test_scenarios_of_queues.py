@@ -460,7 +460,7 @@ async def test_the_last_run_decides_whether_a_run_stalls(
 async def test_unlisted_events_of_an_earlier_owner_are_recovered(stores: Stores) -> None:
     """procrastinate, tests/integration/test_manager.py.
 
-    test_get_stalled_jobs_by_heartbeat__pruned_worker: no one knows the worker any more.
+    test_get_stalled_jobs_by_heartbeat__pruned_worker: no process knows the worker.
     """
     gone, inbox = await stores.open("gone"), await stores.open()
     await gone.accept(delivery("leased"), leased=True)

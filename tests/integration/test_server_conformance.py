@@ -891,7 +891,7 @@ async def test_a_new_connection_evicts_an_idle_one():
                 await wire.send(get())
                 assert (await wire.answer()).status == 200
                 await trio.sleep(0.05)
-            for _ in range(2):  # the first takes the place of the one that has idled the longest
+            for _ in range(2):  # the first replaces the connection that has been idle longest
                 with await server.connect() as wire:
                     await wire.send(get())
                     assert (await wire.answer()).status == 200

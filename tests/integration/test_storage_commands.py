@@ -488,12 +488,12 @@ def test_the_status_shows_the_steps_of_the_next_start(
     ("statement", "rule"),
     [
         ("DELETE FROM sdk_trio.work", "each delivery is open or ended, and not both"),
-        ("DELETE FROM sdk_trio.arrival WHERE sequence = 1", "what is open has arrived"),
+        ("DELETE FROM sdk_trio.arrival WHERE sequence = 1", "each open delivery has arrived"),
         (
             "UPDATE sdk_trio.node SET done = 7 WHERE id = ''",
             "the count of done deliveries is right",
         ),
-        ("UPDATE sdk_trio.work SET lane = 'x'", "ordered deliveries stand in their lane"),
+        ("UPDATE sdk_trio.work SET lane = 'x'", "ordered deliveries are in their lane"),
     ],
 )
 def test_a_broken_rule_on_postgresql_is_found(
@@ -515,12 +515,12 @@ def test_a_broken_rule_on_postgresql_is_found(
 @pytest.mark.parametrize(
     ("statement", "rule"),
     [
-        ("DELETE FROM arrival WHERE sequence = 1", "what has ended has arrived"),
+        ("DELETE FROM arrival WHERE sequence = 1", "each ended delivery has arrived"),
         ("UPDATE tally SET number = 9 WHERE name = 'indexed'", "each delivery is found by its key"),
         ("UPDATE sqlite_sequence SET seq = 0", "numbers of audit and outbox lie ahead"),
         (
             "UPDATE work SET lane = x'00' WHERE sequence = 15",
-            "ordered deliveries stand in their lane",
+            "ordered deliveries are in their lane",
         ),
         ("UPDATE tally SET number = 9 WHERE name = 'removed'", "the count of deliveries is right"),
     ],

@@ -260,7 +260,7 @@ async def test_an_end_that_only_the_claims_file_knows_is_counted_once(tmp_path):
     inbox = await open_inbox(tmp_path)
     await learned(inbox)
     assert inbox.claim_unawaited(delivery("m1"))
-    # The process ends here: nothing is handed over, and the file stays as it is.
+    # The process ends here: nothing is handed over, and the file stays unchanged.
     (tmp_path / "inbox.claims").rename(tmp_path / "kept")
     inbox._commits.withdraw(inbox._unawaited.runs["m1"].claim)
     await inbox.close()

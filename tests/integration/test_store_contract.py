@@ -162,7 +162,7 @@ async def test_recovery_hands_crashed_runs_to_our_own_workers(stores: Stores) ->
         "started": (received, True, 1),
         "waiting": (received, True, 0),
     }
-    # The owner that only seemed dead has lost its lease: it changes nothing any more.
+    # The owner that only seemed dead has lost its lease: it changes nothing.
     await crashed.finish("started", Dead("late"), now=1003)
     assert (await inbox.get("started")).state is received  # type: ignore[union-attr] # it exists
 
@@ -189,34 +189,36 @@ async def test_metrics_count_leases_that_are_held_and_renewed_and_commits(stores
     assert shown("sdk_store_commit_seconds_sum") > 0
 
 
-async def test_the_runs_of_one_dead_owner_are_left_to_its_heir(stores: Stores) -> None:
+async def test_the_runs_of_one_dead_owner_are_left_to_its_successor(stores: Stores) -> None:
     dead, alive = await stores.open("dead"), await stores.open("alive")
     await dead.accept(delivery("queued"), leased=True)
     await dead.accept(delivery("started"), leased=True)
     await dead.start("started", now=1001)
     await alive.accept(delivery("of another"), leased=True)
-    assert await alive.take_over("dead", heir="heir", now=1002) == 2
-    assert await alive.take_over("dead", heir="heir", now=1002) == 0
+    assert await alive.take_over("dead", successor="successor", now=1002) == 2
+    assert await alive.take_over("dead", successor="successor", now=1002) == 0
     free = (await alive.take_due(limit=9, now=1002)).records
-    assert [record.webhook_id for record in free] == ["queued"], "a run that ended it is the heir's"
-    # The heir dies before it has run it: its own heir gets it.
-    await (await stores.open("heir")).take_suspects(limit=9, now=1002)
-    assert await alive.take_over("heir", heir="second heir", now=1002) == 1
+    assert [record.webhook_id for record in free] == ["queued"], (
+        "a run that ended it is the successor's"
+    )
+    # The successor dies before it has run it: its own successor gets it.
+    await (await stores.open("successor")).take_suspects(limit=9, now=1002)
+    assert await alive.take_over("successor", successor="second successor", now=1002) == 1
     assert not (await alive.take_due(limit=9, now=1003)).records
-    heir = await stores.open("second heir")
-    (suspect,) = (await heir.take_suspects(limit=9, now=1003)).records
+    successor = await stores.open("second successor")
+    (suspect,) = (await successor.take_suspects(limit=9, now=1003)).records
     reported = (suspect.webhook_id, suspect.state, suspect.attempts, suspect.process_ends)
     assert reported == ("started", DeliveryState.RECEIVED, 1, 1)
     await dead.finish("started", Dead("late"), now=1003)
-    assert (await heir.get("started")).state is DeliveryState.RECEIVED  # type: ignore[union-attr] # it exists
+    assert (await successor.get("started")).state is DeliveryState.RECEIVED  # type: ignore[union-attr] # it exists
 
 
-async def test_a_run_without_an_heir_is_claimed_after_its_lease(
+async def test_a_run_without_a_successor_is_claimed_after_its_lease(
     stores: Stores,
 ) -> None:
     dead, alive = await stores.open("dead"), await stores.open("alive")
     await dead.claim(delivery("only"))
-    assert await alive.take_over("dead", heir="never", now=1002) == 1
+    assert await alive.take_over("dead", successor="never", now=1002) == 1
     assert not (await alive.take_due(limit=9, now=1003)).records
     assert not (await alive.take_suspects(limit=9, now=1003)).records
     (record,) = (await alive.take_due(limit=9, now=1003 + 75)).records
@@ -548,7 +550,7 @@ CALLS: dict[str, Callable[[Inbox], Awaitable[Any]]] = {
     "release": lambda inbox: inbox.release(["leased"]),
     "take_due": lambda inbox: inbox.take_due(limit=5, now=1001),
     "recover": lambda inbox: inbox.recover(),
-    "take_over": lambda inbox: inbox.take_over("unknown", heir="heir", now=1001),
+    "take_over": lambda inbox: inbox.take_over("unknown", successor="successor", now=1001),
     "renew": lambda inbox: inbox.renew(["running"], now=1001),
     "replay": lambda inbox: inbox.replay(["dead"]),
     "repeat": lambda inbox: inbox.repeat(["dead"]),

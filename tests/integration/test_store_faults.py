@@ -78,7 +78,7 @@ async def accept(inbox: SqliteInbox, webhook_id: str) -> None:
 
 # -- another process ---------------------------------------------------------------------------
 
-#: Locks are a process's, so this has to be another one.
+#: Locks belong to a process, so this must be another process.
 _CUT = """
 import sys, apsw
 connection = apsw.Connection(sys.argv[1])
@@ -231,7 +231,7 @@ async def open_and_list(file: Path) -> None:
 async def test_a_file_that_is_no_database_is_refused_and_left_alone(file: Path) -> None:
     content = b"this is my diary, not a database\n" * 100
     await trio.Path(file).write_bytes(content)
-    with pytest.raises(StoreUnavailableError, match="no SQLite database") as caught:
+    with pytest.raises(StoreUnavailableError, match="not a SQLite database") as caught:
         await open_inbox(file)
     assert str(file) in str(caught.value)
     assert await trio.Path(file).read_bytes() == content
@@ -476,7 +476,7 @@ async def keep_bodies(inbox: SqliteInbox) -> None:
     await inbox.park(NewDelivery("parked", "order.paid", parked, 7, 1000.0))
 
 
-async def test_data_removed_by_retention_is_in_no_file_any_more(
+async def test_data_removed_by_retention_is_gone_from_every_file(
     inbox: SqliteInbox, file: Path
 ) -> None:
     await keep_bodies(inbox)

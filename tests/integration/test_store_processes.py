@@ -117,7 +117,7 @@ async def test_accepted_events_survive_kill_9_in_the_middle_of_commits(tmp_path:
     file = tmp_path / "inbox.db"
     for _ in range(3):
         promised = await trio.to_thread.run_sync(promises_of_a_killed_child, file)
-        inbox = await SqliteInbox.open(file, owner="heir", **TERMS)
+        inbox = await SqliteInbox.open(file, owner="successor", **TERMS)
         kept = {record.webhook_id for record in await inbox.find(limit=1_000_000)}
         assert promised <= kept
         assert await inbox.recover() == (await inbox.counts())[DeliveryState.RECEIVED]

@@ -73,7 +73,7 @@ async def test_a_function_is_a_transaction_of_its_own(tmp_path):
 
     async with opened(tmp_path) as databases, databases.open(TENANT) as database:
         await database.run(add("a"))
-        # The error of a statement is the caller's own: it arrives as it is.
+        # The error of a statement is the caller's own: it arrives unchanged.
         with pytest.raises(apsw.ConstraintError):
             await database.run(add_two_and_fail)
         assert await database.run(bodies) == ["a"]
@@ -90,7 +90,7 @@ async def test_functions_of_one_tenant_run_one_at_a_time_in_order_and_tenants_si
 
     async with opened(tmp_path) as databases, trio.open_nursery() as nursery:
         with trio.fail_after(60):
-            # Two tenants meet in their functions; of one tenant they would wait without end.
+            # Two tenants meet in their functions; of one tenant they would wait forever.
             async with trio.open_nursery() as meeting:
                 meeting.start_soon(databases.run, TENANT, lambda _c: both.wait(60))
                 meeting.start_soon(databases.run, OTHER, lambda _c: both.wait(60))

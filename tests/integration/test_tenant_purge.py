@@ -103,7 +103,7 @@ async def test_a_tenant_reactivated_after_the_dry_run_keeps_everything(bench):
     tenant_id = await bench.add("back")
     await bench.delete("back", days_ago=100)
     (candidate,) = await bench.purger.candidates()
-    bench.clock.now -= 50 * DAY  # within the retention it may come back
+    bench.clock.now -= 50 * DAY  # within the retention it can be reactivated
     await bench.tenants.reactivate("back")
     bench.clock.now += 50 * DAY
     with pytest.raises(TenantConflictError):
@@ -269,7 +269,7 @@ async def test_no_page_of_the_store_keeps_a_row_that_was_moved_in_a_split(bench,
     tenant = await bench.tenants.add("split", name="Split")
     await bench.tenants.delete("split")
     key = "split"
-    # The second time it is what came after the purge, when there is no tenant any more.
+    # The second time it is what came after the purge, when there is no tenant.
     for seed in (4, 5):
         await fail_many(bench.host.store.inbox, tenant.id, seed)
         candidate = await bench.purger.candidate(key, now=True)

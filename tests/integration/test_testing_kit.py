@@ -631,7 +631,7 @@ def test_a_failure_shows_the_line_of_the_handler(project):
     # The cause is chained, with its source.
     assert "The above exception was the direct cause" in expected
     assert "the event is retrying; the response was 500; RuntimeError: no refunds" in expected
-    # Beside a comparison of the test's own it stands in the log, line by line.
+    # With a comparison in the test, it is in the log, line by line.
     for part in (expected, compared):
         log = part.partition("Captured log call")[2]
         assert f'application.py", line {line}, in refuse\n' in log

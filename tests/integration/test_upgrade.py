@@ -355,7 +355,7 @@ async def test_max_run_duration_while_copying_leaves_no_trace(tmp_path):
 async def test_a_step_that_fails_keeps_the_position(tmp_path):
     def fail(number):
         if number == 2:
-            raise ConnectionError("the directory is away")
+            raise ConnectionError("the directory is unavailable")
 
     async with opened_host(host_settings(tmp_path)) as host:
         step = CountingStep(before=fail)

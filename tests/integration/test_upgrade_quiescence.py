@@ -1,4 +1,4 @@
-"""Whether a host may upgrade from a single tenant: only it knows that nothing writes any more."""
+"""Whether a host may upgrade from a single tenant: only it knows that nothing writes."""
 
 import os
 import subprocess

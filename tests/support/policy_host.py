@@ -95,7 +95,7 @@ async def serve(store: str, owner: str, ledger: int, rate: float, dead: str | No
         Server__Processes=2,
     )
     if dead:
-        await inbox.take_over(dead, heir=owner, now=time.time())
+        await inbox.take_over(dead, successor=owner, now=time.time())
     async with trio.open_nursery() as nursery:
         await nursery.start(bench.runner.pauses.run)
         await nursery.start(bench.queue.run)

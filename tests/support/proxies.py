@@ -24,7 +24,7 @@ HOST = "webhooks.example.com"
 def replaced(text: str, changes: dict[str, str]) -> str:
     """Return an example with values of the test; fail if an original value is missing."""
     for old, new in changes.items():
-        assert old in text, f"the example has no {old!r} any more"
+        assert old in text, f"the example no longer has {old!r}"
         text = text.replace(old, new)
     return text
 

@@ -270,7 +270,7 @@ async def test_a_backlog_of_other_handlers_does_not_keep_a_limited_event_out(aut
             await bench.queue.accept(arrival())
         for webhook_id in ("a", "b"):
             await bench.queue.accept(arrival("order.updated", webhook_id=webhook_id), direct=False)
-        for _ in range(200):  # as many as are worked off
+        for _ in range(200):  # as many as are processed
             await bench.queue.accept(arrival())
             await trio.sleep(0.1)
         assert [webhook_id for webhook_id, _ in handled] == ["a", "b"]

@@ -456,7 +456,7 @@ async def test_a_small_correction_of_the_clock_makes_nothing_due_early(autojump_
     assert not [r for r in caplog.records if "runtime.clock_stepped" in r.message]
 
 
-async def test_an_event_without_a_handler_any_more_is_parked_by_the_worker(autojump_clock):
+async def test_an_event_that_lost_its_handler_is_parked_by_the_worker(autojump_clock):
     async def handler(event):
         raise AssertionError("never called")
 
@@ -853,7 +853,7 @@ async def test_an_event_that_an_abandoned_call_has_leased_is_run_after_the_next_
     ((webhook_id, at, attempt),) = handled
     assert (webhook_id, attempt) == ("a", 1)
     assert at - begun <= queue.PICK_UP_SECONDS
-    assert not [*bench.runner.leases], "no lease is held any more"
+    assert not [*bench.runner.leases], "no lease is held"
 
 
 async def test_a_lane_goes_on_behind_an_event_that_an_abandoned_call_has_leased(autojump_clock):

@@ -50,7 +50,7 @@ def test_clusters_cover_every_sequence_and_lie_apart(sequences):
         ([9], 0.0, 7),
     ],
 )
-def test_a_missing_number_holds_the_feed_until_it_cannot_come_any_more(sequences, age, reached):
+def test_a_missing_number_holds_the_feed_until_it_can_no_longer_appear(sequences, age, reached):
     records = [arrived(sequence, 100.0 - age) for sequence in sequences]
     assert without_holes(7, records, 100.0) == reached
 

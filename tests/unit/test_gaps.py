@@ -57,7 +57,7 @@ def test_no_pause_outlasts_the_retries_of_the_sender_unnoticed():
 
 
 def test_a_second_gap_begins_an_unfinished_run_again():
-    run = CatchUpRun(NOW - 9 * HOUR, NOW - 8 * HOUR, lists=(), put=3)
+    run = CatchUpRun(NOW - 9 * HOUR, NOW - 8 * HOUR, lists=(), added=3)
     state = enabled(AccountState(contact=NOW - 2 * HOUR, run=run))
     assert state.run == CatchUpRun(NOW - 9 * HOUR, until_now(NOW))
     assert enabled(state, NOW + 60).run == state.run  # no gap: it goes on

@@ -99,7 +99,7 @@ def test_lines_that_do_not_fit_are_dropped_and_counted(pipe):
 
 
 def test_an_error_takes_the_place_of_infos():
-    # Several times what the thread may have taken out already, which nothing takes the place of.
+    # Several times what the thread may have taken out already, which nothing replaces.
     pipe = Pipe(most_bytes=5 * WRITE_BYTES)
     pipe.fill()
     for number in range(400):

@@ -567,9 +567,9 @@ def test_a_factory_that_ends_programs_is_refused_as_any_that_fails():
 @pytest.mark.parametrize(
     ("policy", "reported"),
     [
-        ({"max_attempts": 0}, "max_attempts=0 is no whole number from 1 to 1000"),
+        ({"max_attempts": 0}, "max_attempts=0 is not a whole number from 1 to 1000"),
         ({"max_attempts": True}, "max_attempts=True"),
-        ({"timeout": -1}, "timeout=-1 is no number of seconds from 0.01 to 604800"),
+        ({"timeout": -1}, "timeout=-1 is not a number of seconds from 0.01 to 604800"),
         ({"timeout": float("nan")}, "timeout=nan"),
         ({"concurrency": 1.5}, "concurrency=1.5"),
         ({"rate_per_minute": 0}, "rate_per_minute=0"),

@@ -164,14 +164,14 @@ def test_one_missed_answer_of_a_socket_is_ignored():
 def test_a_target_that_does_not_answer_is_degraded_and_the_lag_of_what_waits_grows():
     book = book_of(a=(4, 100.0, 995.0), b=(5, 100.0, None))
     book.note({path: DatabaseMetrics(5, 1) for path in PATHS[:2]}, 1040.0)
-    found = by_replicas(book, now=1040.0, unanswered="the target is away")
+    found = by_replicas(book, now=1040.0, unanswered="the target is unavailable")
     assert [(each.path, each.lag_seconds) for each in found.databases] == [
         (PATHS[0], 44.0),
         (PATHS[1], 39.0),  # nor is it known that the replicator goes on reading
     ]
-    assert (found.state, found.reason) == (HealthState.DEGRADED, "the target is away")
+    assert (found.state, found.reason) == (HealthState.DEGRADED, "the target is unavailable")
     book.note({path: DatabaseMetrics(5, 2) for path in PATHS[:2]}, 1040.0)
-    found = by_replicas(book, now=1040.0, unanswered="the target is away")
+    found = by_replicas(book, now=1040.0, unanswered="the target is unavailable")
     assert [each.state for each in found.databases] == [HealthState.DEGRADED, HealthState.HEALTHY]
     assert found.state is HealthState.DEGRADED
 

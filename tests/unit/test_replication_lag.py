@@ -55,7 +55,7 @@ def test_databases_in_step_and_unwritten_are_not_queried_again():
     assert book.due([A, B, C], 9) == [B], "what the replicator lost is forgotten"
 
 
-def test_a_replicator_that_reads_nothing_any_more_falls_behind():
+def test_a_replicator_that_has_stopped_reading_falls_behind():
     book = LagBook()
     book.note({A: DatabaseMetrics(5, 1)}, 10.0)
     book.found(A, ReplicaPosition(5, 9.0), None, 10.0)

@@ -207,7 +207,7 @@ def test_every_statement_finds_its_rows_by_an_index(tx: SqliteTransaction) -> No
         leases.renew(tx, TERMS, {1}, mine, now=4.0)
         leases.release(tx, held)
         leases.recover(tx, TERMS, dead=None)
-        leases.take_over(tx, TERMS, "other", heir="here", now=4.0)
+        leases.take_over(tx, TERMS, "other", successor="here", now=4.0)
         leases.reschedule(tx, now=4.0)
         leases.lead(tx, "here", seconds=9, now=4.0)
         for filters in LISTED:

@@ -7,7 +7,7 @@ import { Act, Dialog, Failure, Loaded, Said, When, html, useAct, useData } from 
 import { address } from "../route.js";
 
 export function Dead({ overview }) {
-  // A delivery that is dead when the feed first reports it does not change any more.
+  // A delivery that is dead when the feed first reports it no longer changes.
   const dead = useData("api/dead", { kinds: ["delivery", "changed"], about: ({ kind, event }) => kind === "changed" || event.state === "dead" });
   const [chosen, setChosen] = useState(null);
   const [said, say] = useState("");
@@ -37,7 +37,7 @@ function Bulk({ choice, onClose }) {
   const stopped = useRef(false);
   const tried = trial !== null;
   const end = (gone = 0) => onClose(replayed.current || gone ? [`${count(replayed.current)} deliveries are in the queue again.`,
-    gone && `Left out, as no dead letters any more: ${count(gone)} of ${count(trial.count)}.`, trial.more && "There are more."].filter(Boolean).join(" ") : "");
+    gone && `Left out, because they are no longer dead letters: ${count(gone)} of ${count(trial.count)}.`, trial.more && "There are more."].filter(Boolean).join(" ") : "");
   const [act, acting] = useAct(async () => {
     if (trial?.count === 0) return;
     setError(null);

@@ -83,7 +83,7 @@ function Payload({ event, tree }) {
 function Raw({ of }) {
   const [most, setMost] = useState(SHOWN);
   if (of.raw_base64 !== undefined) return html`<p class="faint">Not UTF-8; base64:</p><pre class="raw">${of.raw_base64}</pre>`;
-  if (of.raw == null) return html`<${Empty}>The body is not kept any more.<//>`;
+  if (of.raw == null) return html`<${Empty}>The body is no longer stored.<//>`;
   return html`<p class="faint">${bytes(sizeOf(of.raw))} <${Copy} text=${of.raw}>Copy<//></p>
     <pre class="raw">${visibleLines(of.raw.slice(0, most))}</pre>
     ${of.raw.length > most && html`<button type="button" onClick=${() => setMost(most + 5 * SHOWN)}>Show more (${bytes(of.raw.length - most)} left)</button>`}`;

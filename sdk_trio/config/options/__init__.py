@@ -118,7 +118,7 @@ class Settings(Section, frozen=True, kw_only=True):
     webhooks: WebhooksOptions = WebhooksOptions()
     sources: Annotated[
         tuple[SourceOptions, ...],
-        about("Other senders beside the upstream, each at its own route.", live=True),
+        about("Senders other than the upstream, each at its own route.", live=True),
     ] = ()
     forward: ForwardOptions = ForwardOptions()
     simulator: SimulatorOptions = SimulatorOptions()

@@ -134,7 +134,7 @@ class ConnectionOptions(Section, frozen=True, kw_only=True):
         str | None,
         about("PEM private key of ClientCertFile, without a passphrase.", default_note="none"),
     ] = None
-    # 600 KiB of gzip once became 600 MiB in the process that receives the payments (ADR 29).
+    # 600 KiB of gzip can expand to 600 MiB in the process that receives the payments (ADR 29).
     max_answer_bytes: Annotated[
         int,
         about(

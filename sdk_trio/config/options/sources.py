@@ -1,4 +1,4 @@
-"""The settings of sources: other senders beside the upstream, into the same inbox. Pure."""
+"""The settings of sources: senders other than the upstream, with the same inbox. Pure."""
 
 from typing import Annotated
 
@@ -32,8 +32,8 @@ class SourceOptions(Section, frozen=True, kw_only=True):
     secret_env_var: Annotated[
         str | None,
         about(
-            "Variable with its secret, beside Secrets; two with a space between them while it is "
-            "rotated.",
+            "Variable with its secret, in addition to Secrets; two with a space between them while "
+            "it is rotated.",
             form=Form.ENV_VAR,
         ),
     ] = None

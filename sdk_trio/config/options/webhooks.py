@@ -74,7 +74,7 @@ class ReconciliationOptions(Section, frozen=True, kw_only=True):
     by_state: Annotated[
         bool,
         about(
-            "After a gap, list the records that changed in it and put an event for each, because "
+            "After a gap, list the records that changed in it and add an event for each, because "
             "no list of deliveries shows what the upstream skipped."
         ),
     ] = True

@@ -66,7 +66,7 @@ class EmailAccount:
         section: the key of the section that contains it.
         read_variable: reads the environment.
         clock: returns Unix seconds.
-        repeatable: whether a message of unknown fate is sent again.
+        repeatable: whether a message with an unknown outcome is sent again.
     """
 
     options: EmailOptions

@@ -4,8 +4,8 @@ SQLite keeps the descriptors that it opened. If the files are removed, replaced 
 goes on writing commits that no later process will find, and with a write-ahead log it does not
 notice. So after every commit, and before its callers get their results, :class:`StoreFile` checks
 that the commit is in the files that the *names* refer to now. With one check a second, deliveries
-acknowledged in that second could be lost. A check costs seven system calls a batch, beside one
-``fdatasync`` (docs/adr/0024-store-files.md).
+acknowledged in that second could be lost. A check costs seven system calls a batch, in addition to
+one ``fdatasync`` (docs/adr/0024-store-files.md).
 
 On Windows an open file can be neither removed nor replaced, so nothing is checked.
 
@@ -13,7 +13,7 @@ When a sync fails, Linux marks the pages that it could not write as clean. The p
 them, the disk does not, and the next sync succeeds without them. In the write-ahead log this is a
 hole: SQLite recovers the log up to the first bad frame, so a power cut loses every later commit. In
 the database it is a page that a checkpoint copied, and whose only other copy is in the log.
-:func:`rewrite_log` and :func:`rewrite_pages` write the same bytes once more, which makes the pages
+:func:`rewrite_log` and :func:`rewrite_pages` write the same bytes again, which makes the pages
 dirty again, and sync them. Readers see no difference. Afterwards everything that the log has is on
 the disk (docs/adr/0071-log-rewrite.md has the proof).
 """
@@ -297,7 +297,7 @@ class StoreFile:
     def _lost(self, path: str, what: str) -> StoreLostError:
         of = "" if path == self.file else f", of the store {self.file},"
         return StoreLostError(
-            f"{path}{of} {what} while it was in use; nothing is accepted any more: put back what "
+            f"{path}{of} {what} while it was in use; no delivery is accepted: put back what "
             "was there, or restore a backup ('storage restore FILE'), and restart"
         )
 
@@ -316,7 +316,7 @@ def rewrite_log(log: str, frames: int) -> set[int]:
         frames: the least number of frames in the log.
 
     Raises:
-        StoreLostError: the page cache does not have them any more either.
+        StoreLostError: the page cache no longer has them either.
         OSError: the disk still fails.
     """
     pages = set()
@@ -330,8 +330,8 @@ def rewrite_log(log: str, frames: int) -> set[int]:
                 pages.add(int.from_bytes(content[:4], "big"))
         if found < frames:
             raise StoreLostError(
-                f"{log}: a sync has failed, and what it was to write cannot be read back either; "
-                "nothing is accepted any more: check the disk (dmesg), then restart"
+                f"{log}: a sync has failed, and the data that it should have written cannot be "
+                "read back; no delivery is accepted: check the disk (dmesg), then restart"
             )
         sync_file(descriptor)
     finally:

@@ -290,7 +290,7 @@ class PostgresEngine:
 
     #: Most handlers end within this time, so that the start and the end of a run are one commit.
     linger: float = 0.01
-    #: A server comes back, so the store is never lost.
+    #: A server becomes available again, so the store is never lost.
     lost: str | None = None
     silence: str = (
         "the database {place} has not answered for {seconds:.0f} s; it goes on by itself when the "

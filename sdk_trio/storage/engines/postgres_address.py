@@ -77,7 +77,7 @@ _GENERIC_PLANS = "SET plan_cache_mode TO force_generic_plan"
 _CUSTOM_PLANS = "SET plan_cache_mode TO force_custom_plan"
 
 # The connect timeout, and the time without an answer after which a connection counts as dead. A
-# sender gives up after 10 s, so an unreachable server has to be noticed before.
+# sender gives up after 10 s, so an unreachable server must be detected earlier.
 _DIAL: dict[str, Any] = {
     "connect_timeout": 4,
     "keepalives_idle": 5,
@@ -282,8 +282,8 @@ class PostgresAddress:
             connection.roll_back(error)
             if connection.useless and error.sqlstate not in _REFUSED:
                 raise CommitUnknownError(
-                    f"the connection to {self.place} broke during a commit; it goes on by itself "
-                    "when the server answers"
+                    f"the connection to {self.place} broke during a commit; it continues "
+                    "by itself when the server answers"
                 ) from error
             raise
         if connection.warned:
@@ -291,8 +291,8 @@ class PostgresAddress:
             # limit, or its own shutdown). A failover would then lose deliveries that were answered
             # 200.
             raise CommitUnknownError(
-                f"no standby has confirmed a commit of {self.place}: its wait was cut short; look "
-                "at the replication (pg_stat_replication)"
+                f"no standby has confirmed a commit of {self.place}: its wait was cut short; check "
+                "the replication (pg_stat_replication)"
             )
 
     def describe(self, error: psycopg.Error) -> StoreUnavailableError:
@@ -314,9 +314,9 @@ class PostgresAddress:
                 )
             case psycopg.OperationalError() if "FATAL:" in reason:
                 # The server refuses: a wrong password, no such database, pg_hba.conf.
-                hint = "; look at the connection string; a running receiver tries again by itself"
+                hint = "; check the connection string; a running receiver tries again by itself"
             case psycopg.OperationalError():
-                hint = "; a running receiver goes on by itself when the server answers"
+                hint = "; a running receiver continues by itself when the server answers"
             case _:
                 hint = ""
         return StoreUnavailableError(f"the database {self.place}: {reason}{hint}")
@@ -400,9 +400,9 @@ def _quoted(name: str) -> str:
 # Privileges that are missing for existing objects of the schema.
 _OF_SCHEMA = re.compile(r"for (table|view|relation|sequence|function) ")
 
-# The oldest transaction with a lock of our tables or their rows; after a wait, the server does not
-# show the actual holder any more. Readers, VACUUM and CREATE INDEX CONCURRENTLY block no writer.
-# Names of other roles' sessions are shown to pg_read_all_stats only.
+# The oldest transaction with a lock of our tables or their rows; after a wait, the server no longer
+# shows the actual holder. Readers, VACUUM and CREATE INDEX CONCURRENTLY block no writer. Names of
+# other roles' sessions are shown to pg_read_all_stats only.
 _OLDEST_HOLDER = """
 SELECT pid, coalesce(nullif(application_name, ''), usename, 'unknown'),
     extract(epoch FROM clock_timestamp() - xact_start)::float8, coalesce(state, 'unknown')

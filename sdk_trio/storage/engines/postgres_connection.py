@@ -93,7 +93,7 @@ class StoreConnection(psycopg.Connection[tuple[Any, ...]]):
     settings: bytes = b""
     #: The longest time that the server may take for a statement, in seconds.
     limit: float = STATEMENT_SECONDS
-    #: The monotonic time after which the connection is cut, because no caller waits any longer.
+    #: The monotonic time after which the connection is cut, because no caller waits.
     cut_at: float = math.inf
     _socket: _Socket | None = None
     _asked_at: float | None = None
@@ -131,7 +131,7 @@ class StoreConnection(psycopg.Connection[tuple[Any, ...]]):
 
     @property
     def useless(self) -> bool:
-        """Whether the connection can run nothing any more."""
+        """Whether the connection can no longer run anything."""
         return self.closed or self.broken
 
     def notice_end(self) -> None:

@@ -136,7 +136,7 @@ def read_version(address: PostgresAddress, connection: StoreConnection, newest: 
     if version == MOVED:
         raise StoreVersionError(
             f"{place} was moved to SQLite by 'storage migrate': set Sdk:Storage:Backend to Sqlite; "
-            "what the file there has got since would be missing here"
+            "events that the file has received since are missing here"
         )
     if version is not None and version > newest:
         raise StoreVersionError(

@@ -6,7 +6,7 @@ power cut. Callers get an error meanwhile.
 
 After each commit, and before its callers get their results, :mod:`.files` checks that the commit is
 in the files that a restart will open. If it is not, or if SQLite finds damage, the store is *lost*:
-nothing is written any more, and every call is refused until the process restarts.
+nothing more is written, and every call is refused until the process restarts.
 """
 
 import os
@@ -211,11 +211,11 @@ class SqliteEngine:
         persists; until then ``work`` runs again, which callers see as a disk that hangs.
 
         Args:
-            durable: sync the commit. One that is not synced stands in the page cache, which
+            durable: sync the commit. An unsynced commit is in the page cache, which
                 survives this process, and the next sync is that of the whole log. After a power cut
                 before that, SQLite reads the log up to the first frame whose checksum fails, so
-                what is lost is the end of the log (docs/adr/0071). This holds as long as no sync
-                has failed; see :meth:`_prove_log`.
+                only the end of the log is lost (docs/adr/0071). This holds as long as no sync has
+                failed; see :meth:`_prove_log`.
             only_item: ignored, because a transaction takes no round trip.
 
         Raises:
@@ -396,7 +396,7 @@ class SqliteEngine:
                 "store.log_distrusted",
                 error=str(error),
                 hint="nothing is acknowledged before the log is written again and synced; it "
-                "goes on by itself; check the disk (dmesg)",
+                "continues by itself; check the disk (dmesg)",
             )
 
     def _note_frames(self, _connection: apsw.Connection, _database: str, frames: int) -> int:
@@ -486,7 +486,7 @@ class SqliteReader:
 
     Args:
         engine: has opened the file. Damage that the reader finds stops the engine, too, and a lost
-            store is not read any more.
+            store is no longer read.
     """
 
     is_usable: bool = True
@@ -509,7 +509,7 @@ class SqliteReader:
 
         Raises:
             ReadAgainError: SQLite found damage that may be a read error of the disk.
-            StoreLostError: the store's files are not there any more, or are damaged.
+            StoreLostError: the store's files are gone or damaged.
             StoreUnavailableError: the file cannot be read.
         """
         engine, connection = self._engine, self._connection

@@ -277,7 +277,7 @@ _REMEDIES_BY_CODE: dict[int, str] = {
 
 _REMEDIES: tuple[tuple[type[apsw.Error], str], ...] = (
     (apsw.FullError, _FULL),
-    (apsw.NotADBError, "it is no SQLite database; restore a backup or move it away"),
+    (apsw.NotADBError, "it is not a SQLite database; restore a backup or move it away"),
     (apsw.CorruptError, _DAMAGED),
     (apsw.BusyError, "another process holds its write lock; end that process or try again"),
     (apsw.LockedError, "another connection holds its lock; try again"),

@@ -6,9 +6,9 @@ oldest dead, parked and failed inline ones are dropped, and then new ones are re
 time, a warning is logged.
 
 Cancellation: a method is one checkpoint, *before* it reads or changes anything, so a cancelled call
-has changed nothing. ``finish`` of an inline run is no checkpoint, and ``claim`` lets no other task
-run: such a run is part of a request, which has its own checkpoints, and a further one would cost as
-much as all the work of this store. ``close`` closes first, and is a checkpoint after it.
+has changed nothing. ``finish`` of an inline run is not a checkpoint, and ``claim`` lets no other
+task run: such a run is part of a request, which has its own checkpoints, and a further one would
+cost as much as all the work of this store. ``close`` closes first, and is a checkpoint after it.
 """
 
 import math
@@ -385,7 +385,7 @@ class MemoryInbox:
         return True
 
     async def finish(self, key: str, outcome: Outcome, *, now: float) -> None:
-        """See :meth:`Inbox.finish`. A no-op if we do not hold the lease any more."""
+        """See :meth:`Inbox.finish`. A no-op if we no longer hold the lease."""
         row = self._rows.by_key.get(key)
         # An inline run is part of a request, which has its own checkpoints; a worker's run has only
         # this one.
@@ -626,15 +626,15 @@ class MemoryInbox:
                 self._write(row, row.state)
         return len(taken)
 
-    async def take_over(self, owner: str, *, heir: str, now: float) -> int:
+    async def take_over(self, owner: str, *, successor: str, now: float) -> int:
         await self._begin()
         taken = [row for row in self._rows.unfinished.values() if row.owner == owner]
         for row in taken:
             if row.state is DeliveryState.RUNNING:
                 self._cut_short(row, sole=len(taken) == 1)
-            # A suspect that the dead owner had inherited and not run yet passes to its heir.
+            # A suspect that the dead owner had inherited and not run yet passes to its successor.
             if row.process_ends:
-                row.owner, row.until = heir, now + self._terms.lease_seconds
+                row.owner, row.until = successor, now + self._terms.lease_seconds
             else:
                 self._write(row, row.state)
         return len(taken)

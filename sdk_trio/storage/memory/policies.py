@@ -1,4 +1,4 @@
-"""Pauses and policies of the store in memory: what a claim of due deliveries may take."""
+"""Pauses and policies of the store in memory: the deliveries that a claim may take."""
 
 from ...base.throttle import TokenBucket
 from ...records.policies import ClaimLimits, EventPause, GroupLimit, burst_of
@@ -99,7 +99,7 @@ class Allowance:
         return wait == 0.0
 
     def _is_superseded(self, row: MemoryRow, group: str) -> bool:
-        """Note the older states of the subject of a row; say if its own is one of them."""
+        """Note the older states of the subject of a row; return whether its own is one of them."""
         rows = {
             each.sequence: each
             for each in (row, *self._rows.lane_after(row))

@@ -39,7 +39,7 @@ HELD_BYTES = 256 * 1024 * 1024
 #: Memory for other bodies that came under known keys, in bytes; further ones are only counted.
 EVIDENCE_BYTES = 16 * 1024 * 1024
 
-#: Memory of a row beside its body, in bytes, roughly.
+#: Approximate memory of a row without its body, in bytes.
 ROW_BYTES = 1000
 
 #: Keys with more characters are remembered by their digest: a sender chooses the length of an id.
@@ -80,7 +80,7 @@ class MemoryRow(msgspec.Struct, eq=False):
     ran_alone: bool = False
     earlier_attempts: int = 0
     failed_at: float | None = None
-    # Hash of a body that is not kept any more: a redelivery with other bytes is still noticed.
+    # Hash of a body that is no longer stored: a redelivery with other bytes is still noticed.
     body_hash: int | None = None
     evidence: tuple[EvidenceRecord, ...] = ()
     # The group under whose limits it is leased, or by whose pause it waits.
@@ -132,7 +132,7 @@ class Deliveries:
     overflowed: bool = False
     checkpoints: dict[str, str] = attrs.Factory(dict)
     states: Counter[DeliveryState] = attrs.Factory(Counter)
-    #: Until when the last wish for work counts.
+    #: Until when the last request for work counts.
     wanted_until: float = 0.0
     pauses: list[EventPause] = attrs.Factory(list)
     #: The token buckets of the groups that have a rate.

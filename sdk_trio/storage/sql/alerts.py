@@ -1,7 +1,7 @@
 """Alerts and the messages about them.
 
-Functions of a transaction, of which :class:`SqlAlerts` is made; :class:`AlertStore` says what each
-means.
+Functions of a transaction; :class:`SqlAlerts` has them as methods, and :class:`AlertStore`
+describes them.
 """
 
 from collections.abc import Sequence

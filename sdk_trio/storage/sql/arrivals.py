@@ -118,7 +118,7 @@ def add(
         beside: the table of their state.
         states: the values of its columns, for each delivery.
         surely_new: the caller knows that all keys are new.
-        complete: if one is added, the work is complete; see :meth:`SqlTransaction.complete`.
+        complete: adding one row completes the work; see :meth:`SqlTransaction.complete`.
     """
     if not tx.dialect.is_sqlite:
         insert = beside.by_server if tx.dialect.server_clock else beside.by_callers

@@ -7,7 +7,7 @@ relying on a clock, and a host that writes during the change finds a partition f
 
 A day whose last delivery is past its retention is closed: the keys of its deliveries are removed in
 batches, and its partitions are replaced by the few rows that have to stay. The remaining rows of
-all closed days share one partition. A delivery without a key cannot be changed any more, so the
+all closed days share one partition. A delivery without a key can no longer be changed, so the
 next pass continues an interrupted close.
 
 Functions of a transaction.

@@ -644,7 +644,7 @@ VALUES (:sequence, :number, :started_at, :finished_at, :error, :place, :tracebac
 
 
 def join(tx: SqlTransaction, lease: Lease) -> None:
-    """Note that a run now runs beside others."""
+    """Note that a run is now concurrent with others."""
     tx.run(_JOIN, sequence=lease.sequence, token=lease.token)
 
 
@@ -652,14 +652,14 @@ _NOTE_REASON = "UPDATE ended SET last_error = :reason WHERE sequence = :sequence
 
 
 def note_reason(tx: SqlTransaction, sequence: int, reason: str) -> None:
-    """Keep why a delivery is done although nothing was done for it."""
+    """Store why a delivery is done without being handled."""
     tx.run(_NOTE_REASON, sequence=sequence, reason=reason)
 
 
 def finish(
     tx: SqlTransaction, terms: LeaseTerms, lease: Lease, outcome: Outcome, now: float
 ) -> None:
-    """Record the outcome of a run; a no-op if we do not hold its lease any more."""
+    """Record the outcome of a run; a no-op if we no longer hold its lease."""
     ours = {"sequence": lease.sequence, "token": lease.token, "now": now}
     match outcome:
         case Done(answer, reason):
@@ -836,7 +836,7 @@ def repeat(tx: SqlTransaction, keys: Sequence[str]) -> list[str]:
 # -- retention ---------------------------------------------------------------------------------
 
 # Like redelivery and replay, the retention locks the row of `arrival` before any other. It skips
-# rows that they have locked: those are not old any more, or the next pass finds them.
+# rows that they have locked: those are no longer old, or the next pass finds them.
 _LOCK_FREE_ARRIVALS = """
 SELECT sequence FROM arrival WHERE sequence IN ints(:sequences) ORDER BY sequence
 FOR UPDATE SKIP LOCKED

@@ -53,7 +53,7 @@ class Insert:
         columns: the types of its columns by name, as PostgreSQL calls them.
         end: what follows the rows, such as ``ON CONFLICT DO NOTHING RETURNING sequence``.
         instead: on PostgreSQL, the rest of a statement that begins with ``WITH brought AS (the
-            rows and their number),`` and takes the place of the insert.
+            rows and their number),`` and replaces the insert.
     """
 
     __slots__ = ("columns", "end", "instead", "table")
@@ -118,7 +118,7 @@ class SqlTransaction(Protocol):
         ...
 
     def note_change(self, *, done: int = 0) -> None:
-        """Note that other processes have to look for work; ``done``: deliveries that were ended.
+        """Note that other processes must poll for work; ``done``: deliveries that were ended.
 
         ``done`` is below 0 where ended deliveries were removed or put back.
         """

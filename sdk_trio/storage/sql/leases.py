@@ -483,8 +483,8 @@ UPDATE work SET lease_owner = NULL, lease_token = NULL, lease_until = NULL, {MAY
 WHERE sequence IN ints(:sequences)
 """
 
-_LEAVE_TO_HEIR = f"""
-UPDATE work SET lease_owner = :heir, lease_token = NULL, lease_until = clock() + :seconds,
+_LEAVE_TO_SUCCESSOR = f"""
+UPDATE work SET lease_owner = :successor, lease_token = NULL, lease_until = clock() + :seconds,
     {MAY_HAVE_RUN}
 WHERE sequence IN ints(:sequences)
 """
@@ -539,18 +539,26 @@ def recover(tx: SqlTransaction, terms: LeaseTerms, *, dead: str | None = None) -
     return len(held)
 
 
-def take_over(tx: SqlTransaction, terms: LeaseTerms, owner: str, *, heir: str, now: float) -> int:
-    """Take away the leases of ``owner``; its runs are left to ``heir``. Return how many."""
+def take_over(
+    tx: SqlTransaction, terms: LeaseTerms, owner: str, *, successor: str, now: float
+) -> int:
+    """Take away the leases of ``owner``; its runs are left to ``successor``. Return how many."""
     held = tx.all(_LEASED_BY_OWNER, owner=owner)
     running = [sequence for sequence, state, _ in held if state == "running"]
     _cut_short(tx, terms, running, sole=len(held) == 1)
-    # A suspect that the dead owner had inherited and not run yet passes to its heir.
+    # A suspect that the dead owner had inherited and not run yet passes to its successor.
     suspects = [row[0] for row in held if row[1] == "running" or row[2]]
     others = [row[0] for row in held if row[0] not in suspects]
     if others:
         tx.run(_FREE_LEASES, sequences=others)
     if suspects:
-        tx.run(_LEAVE_TO_HEIR, sequences=suspects, heir=heir, seconds=terms.lease_seconds, now=now)
+        tx.run(
+            _LEAVE_TO_SUCCESSOR,
+            sequences=suspects,
+            successor=successor,
+            seconds=terms.lease_seconds,
+            now=now,
+        )
     if held:
         tx.note_change()
     return len(held)
@@ -613,7 +621,7 @@ def require_term(tx: SqlTransaction, owner: str, term: int, *, name: str = LEADE
 
 # -- sharing -------------------------------------------------------------------------------------
 
-#: The name of the row that has the owner who has asked last for work, and until when that counts.
+#: The name of the row with the last owner that asked for work, and the end of that request.
 WANTED: Final = "work.wanted"
 
 _HELD_UNBEGUN = """
@@ -642,5 +650,5 @@ def ask_for_work(tx: SqlTransaction, terms: LeaseTerms, *, seconds: float, now: 
 
 
 def is_work_wanted(tx: SqlTransaction, *, now: float) -> bool:
-    """Return whether an owner has asked for work, and the time of that is not over."""
+    """Return whether an owner has asked for work and its request has not expired."""
     return tx.one(_IS_WORK_WANTED, now=now) is not None

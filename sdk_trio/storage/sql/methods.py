@@ -1,9 +1,9 @@
 """Methods of a store made of functions of a transaction.
 
 ``get = on_reader(reads.get)`` in the body of a :class:`SqlPart` is the method ``get`` with the
-arguments of ``reads.get`` after the transaction. What it promises is in ``storage.ports``;
-cancellation is as in the inbox. Arguments are read in another thread, so a method whose caller may
-change a list meanwhile is written out, and copies it.
+arguments of ``reads.get`` after the transaction. ``storage.ports`` has the contract; cancellation
+is as in the inbox. Arguments are read in another thread, so a method whose caller may change a list
+meanwhile is written out, and copies it.
 """
 
 from collections.abc import Callable, Coroutine

@@ -10,10 +10,10 @@
 4. With ``coalesce``, older states of a subject are ended before one of its events is chosen.
 5. When a pause or a policy has ended, the events of its group lose the group.
 
-A rate is a bucket of tokens. Each chosen event takes one; they come back at the rate, up to the
-burst. The row of the group in ``token_bucket`` has how many were ``missing`` from the full bucket
-``as_of`` a time of the store's clock. Its lock serializes two hosts that choose from one group: the
-second one does not wait for it, and comes back after :data:`BUSY_SECONDS`.
+A rate is a bucket of tokens. Each chosen event takes one; the bucket is refilled at the rate, up to
+the burst. The row of the group in ``token_bucket`` has how many were ``missing`` from the full
+bucket ``as_of`` a time of the store's clock. Its lock serializes two hosts that choose from one
+group: the second one does not wait for it, and tries again after :data:`BUSY_SECONDS`.
 
 Functions of a transaction.
 """
@@ -33,13 +33,13 @@ from .schema import unfinished
 #: The most events whose group one claim finds or changes.
 CHUNK = 1000
 
-#: The seconds after which a group that another host is just claiming from is asked again.
+#: The seconds after which a group is tried again that another host is claiming from.
 BUSY_SECONDS = 0.05
 
 #: The most events of a lane that are compared at a time to find its newest state.
 _LANE_CHUNK = 200
 
-#: The most rounds of one claim in one group: each ends superseded events or regroups others.
+#: The most rounds of one claim in one group; each round ends superseded events or regroups others.
 _ROUNDS = 20
 
 #: Returns the sequences of a group's next events, at most so many, locked.
@@ -50,7 +50,7 @@ NewToken = Callable[[], int]
 
 
 class ChosenEvents(msgspec.Struct, frozen=True):
-    """Events of groups that a claim leases, and what it has found.
+    """Events of groups that a claim leases, and its findings.
 
     ``superseded`` are the keys of events that were ended, each with that of the newer one.
     ``next_at`` is when a rate allows the next run, by the caller's clock. ``waiting``: events of a
@@ -235,7 +235,7 @@ class _Choice:
         self._sequences += chosen
         self._free_workers -= len(chosen)
         if bucket is not None:
-            # A count from a clock that was ahead: tokens come back from now on.
+            # A count from a clock that was ahead: refill the bucket from now on.
             if chosen or as_of > clock:
                 bucket.take(clock, len(chosen))
                 missing = bucket.missing(clock)
@@ -266,7 +266,7 @@ class _Choice:
         return []
 
     def _regroup(self, group: str, found: Sequence[int]) -> bool:
-        """Regroup events whose group has changed, as a pause has begun; say if there were."""
+        """Regroup events whose group has changed because a pause began; return whether any did."""
         groups = groups_of(self._tx, self._limits, found)
         if all(groups.get(sequence) == group for sequence in found):
             return False
@@ -281,7 +281,7 @@ class _Choice:
         return True
 
     def _supersede(self, group: str, found: Sequence[int]) -> bool:
-        """End waiting events whose subject has a newer state; say if there were."""
+        """End waiting events whose subject has a newer state; return whether there were any."""
         superseded: dict[int, tuple[str, str]] = {}
         for sequence in found:
             lane = self._waiting_in_lane_of(group, sequence)

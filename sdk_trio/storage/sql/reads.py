@@ -478,7 +478,7 @@ SELECT (SELECT count(*) FROM ({of_tenant}) AS own),
 
 
 def holdings(tx: SqlTransaction, tenant_id: str) -> Mapping[str, int]:
-    """Count the records of a tenant beside its own row."""
+    """Count the records of a tenant, except its own row."""
     names = ("deliveries", "bodies", "attempts", "evidence", "messages", "outbox", "audit")
     own = _ALL_OF_TENANT_ON_SQLITE if tx.dialect.is_sqlite else _ALL_OF_TENANT
     row = tx.one(_HOLDINGS.format(of_tenant=own), id=tenant_id) or ()

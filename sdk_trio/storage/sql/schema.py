@@ -43,7 +43,7 @@ DATABASE_NAME = "inbox.db"
 
 
 def unfinished(work: str = "") -> str:
-    """Return SQL that is true in the states from which the runtime goes on by itself.
+    """Return SQL that is true in the states from which the runtime continues by itself.
 
     Here and below, the argument is the table or its alias; empty: the statement has only one table.
     """
@@ -667,7 +667,7 @@ def prepare_sqlite(connection: Any, file: str) -> None:
         apsw.Error: it cannot be read or written.
     """
     while (version := version_of_file(connection, file)) != VERSION:
-        # Two processes may open a file at once: the second waits, and looks again.
+        # Two processes may open a file at once: the second waits, and checks again.
         connection.execute("BEGIN IMMEDIATE")
         try:
             if version_of_file(connection, file) == version:
@@ -710,7 +710,7 @@ def version_of_file(connection: Any, file: str) -> int:
     if version < 0:
         raise StoreVersionError(
             f"{file} was moved to PostgreSQL by 'storage migrate': set Sdk:Storage:Backend to "
-            "Postgres; what the database there has got since would be missing here"
+            "Postgres; events that the database has received since are missing here"
         )
     if version > VERSION:
         raise StoreVersionError(

@@ -1,4 +1,4 @@
-"""The auditor of a simulation: it compares what was promised with what happened.
+"""The auditor of a simulation: it compares the promises with the actual events.
 
 It trusts only two things of the runtime: that an outcome was recorded (``webhook.handled``), and
 the final content of the store.

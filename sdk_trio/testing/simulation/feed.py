@@ -1,4 +1,4 @@
-"""A client of the feed: it follows each incarnation of a host, and must miss no delivery.
+"""A client of the feed: it follows each incarnation of a host, and must not miss a delivery.
 
 It is the client of ``events tail`` and ``listen``. Like them, it keeps its position and the store's
 name between connections.

@@ -58,8 +58,8 @@ class HostWorld(Protocol):
         """Return the trouble of an event's handler in its run number ``run``, counted from 0."""
         ...
 
-    async def take_over(self, dead: str, heir: str) -> bool:
-        """Release the leases of the ended process ``dead`` to ``heir``."""
+    async def take_over(self, dead: str, successor: str) -> bool:
+        """Release the leases of the ended process ``dead`` to ``successor``."""
         ...
 
     def crash(self, victims: "Sequence[Host]") -> None:
@@ -218,8 +218,8 @@ class Host:
             self._world.nursery.start_soon(self._live, machine, self._scope)
             await machine.gone.wait()
             self.runtime = None
-            heir = f"{self._name}.{self._number + 1}"
-            self._after_crash = await self._world.take_over(machine.name, heir)
+            successor = f"{self._name}.{self._number + 1}"
+            self._after_crash = await self._world.take_over(machine.name, successor)
             if not self.stopped:
                 await trio.sleep(self._restart_after)
 
@@ -334,7 +334,7 @@ class Host:
         return self.machine.gone
 
     def discard(self) -> None:
-        """End the tasks of crashed incarnations, which have no effect any more."""
+        """End the tasks of crashed incarnations, which no longer have any effect."""
         for machine, scope in self._dead:
             scope.cancel()
             machine.discarded.set()

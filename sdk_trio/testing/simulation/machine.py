@@ -30,7 +30,7 @@ class Machine:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        #: The host has crashed: its tasks have no effect any more.
+        #: The host has crashed: its tasks no longer have any effect.
         self.down = False
         #: Its tasks may end, because the simulation is over.
         self.discarded = trio.Event()

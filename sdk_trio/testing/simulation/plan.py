@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 #: The kinds of faults, and what they do.
 FAULTS = {
     "kill": "the process is killed (kill -9)",
-    "power": "the power is cut: what was not synced is lost or torn",
+    "power": "the power is cut: unsynced writes are lost or torn",
     "stall": "the process is paused (SIGSTOP, a suspended machine)",
     "deploy": "the process is stopped gracefully and started again",
     "hang": "the disk does not answer",

@@ -69,7 +69,7 @@ class Sender:
         self._failed_in_a_row = 0
         self._disabled_until = 0.0
         self._disablings = 0
-        #: The network is calm: no connection is interrupted any more.
+        #: The network is calm: no further connection is interrupted.
         self.calm = False
 
     async def deliver(self, arrival: Arrival) -> None:

@@ -93,7 +93,7 @@ def describe(result: Result, whole: Result | None) -> str:
     if whole is not None:
         lines += [
             "",
-            f"the shortest story that fails so: {len(plan.arrivals)} of "
+            f"the shortest story that fails in this way: {len(plan.arrivals)} of "
             f"{len(whole.plan.arrivals)} events, {len(plan.faults)} of "
             f"{len(whole.plan.faults)} faults",
         ]

@@ -282,13 +282,13 @@ class Simulation:
             raise ConnectionRefusedError
         return await self._network_dice.choice(listening).dial()
 
-    async def take_over(self, dead: str, heir: str) -> bool:
+    async def take_over(self, dead: str, successor: str) -> bool:
         """Release the leases of an ended process, as the supervisor of several does.
 
         Returns:
             Whether the ended process may have left runs behind.
         """
-        self._orphans[dead] = heir
+        self._orphans[dead] = successor
         for member in self.members if len(self.members) > 1 else ():
             runtime = member.runtime
             if runtime is not None and member.serves:

@@ -33,9 +33,9 @@ def make_body(
 
     Args:
         options: the source.
-        event_type: set at the place of the type, if that is in the body.
+        event_type: written where the scheme has the type, if that is in the body.
         data: any JSON value.
-        webhook_id: set at the place of the id, if that is in the body.
+        webhook_id: written where the scheme has the id, if that is in the body.
         timestamp: likewise, Unix seconds.
     """
     document = with_member({}, layout_of(options).data, data)
