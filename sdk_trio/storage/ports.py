@@ -153,7 +153,7 @@ class Inbox(Protocol):
     async def start(self, key: str, *, now: float, alone: bool = False) -> bool:
         """Start a run by a worker: ``running``, one more attempt, the lease is extended.
 
-        False, and no change, if we do not hold its lease any more: another owner has taken the
+        False, and no change, if we no longer hold its lease: another owner has taken the
         delivery over, or it is finished. A repeated start counts once; a start is repeated if its
         commit is unknown.
         ``alone``: no other run is in progress, so if the process ends, this run is the cause.

@@ -293,8 +293,8 @@ class PostgresEngine:
     #: A server becomes available again, so the store is never lost.
     lost: str | None = None
     silence: str = (
-        "the database {place} has not answered for {seconds:.0f} s; it goes on by itself when the "
-        "server answers"
+        "the database {place} has not answered for {seconds:.0f} s; it continues by itself when "
+        "the server answers"
     )
 
     def __init__(self, address: PostgresAddress, dialect: Dialect, node: str) -> None:

@@ -88,7 +88,7 @@ class SqliteEngine:
     linger: float = 0.0
     silence: str = (
         "the store {place} has not answered for {seconds:.0f} s: its disk hangs, or another "
-        "process keeps it busy; look at the disk (dmesg, iostat); it goes on by itself when the "
+        "process keeps it busy; check the disk (dmesg, iostat); it continues by itself when the "
         "disk answers"
     )
 
