@@ -179,7 +179,7 @@ class FeedReader:
                 failures = 1 if self._taken != taken else failures + 1
                 wait = jittered_wait(
                     failures,
-                    random.random(),  # noqa: S311 - it spreads attempts, and is no secret
+                    random.random(),  # noqa: S311 - it spreads attempts, and is not a secret
                     base_seconds=RETRY_BASE_SECONDS,
                     cap_seconds=RETRY_CAP_SECONDS,
                 )

@@ -427,7 +427,7 @@ class Relay:
                 say(f"{self.target} {does} ({answer.trouble}): retrying")
             wait = jittered_wait(
                 failures,
-                random.uniform(0.5, 1),  # noqa: S311 - it spreads attempts, and is no secret
+                random.uniform(0.5, 1),  # noqa: S311 - it spreads attempts, and is not a secret
                 base_seconds=AWAY_BASE_SECONDS,
                 cap_seconds=AWAY_CAP_SECONDS,
             )

@@ -17,7 +17,7 @@ if not describing():
     from ..config.options.sources import SourceOptions
     from ..records.deliveries import DeliveryRecord
     from ..webhooks.signed_request import post
-    from ..webhooks.sources.signing import SourceDelivery, make_body, named, new_id, sign_as
+    from ..webhooks.sources.signing import SourceDelivery, add_names, make_body, new_id, sign_as
     from .receiver import reach
     from .sign import NoSecretError
     from .store import source_named
@@ -101,7 +101,7 @@ async def send(
         if document is None:
             body = make_body(options, event_type, {}, webhook_id=webhook_id, timestamp=now)
         else:
-            body = named(options, event_type, document, webhook_id=webhook_id, timestamp=now)
+            body = add_names(options, event_type, document, webhook_id=webhook_id, timestamp=now)
         signed = sign_with(options, event_type, body, webhook_id=webhook_id, secret=secret)
         posted = await post(url, signed, ca_file=ca_file)
         unknown: dict[str, Any] = dict.fromkeys(("state", "attempts", "last_error"))

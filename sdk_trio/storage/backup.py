@@ -170,7 +170,7 @@ def copy_file(source: Path, file: Path, report: Report) -> None:
 
     Raises:
         StorageError: the store cannot be read, or the disk is full.
-        StoreVersionError: it is no store of this version.
+        StoreVersionError: it is not a store of this version.
     """
 
     def steps() -> bool:

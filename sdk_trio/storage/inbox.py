@@ -36,7 +36,7 @@ from .readers import ReaderPool
 from .sql import arrivals, deliveries, leases, policies, reads
 from .sql.deliveries import Arriving, Lease, RunEnd, RunStart
 from .sql.dialect import Row, SqlTransaction
-from .sql.leases import Claimed, Place, new_token
+from .sql.leases import Claimed, PollCursor, new_token
 from .sql.methods import SqlPart, committed, committed_by_owner, on_reader
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class SqlInbox(SqlPart, ABC):
 
     def __init__(self, terms: LeaseTerms, commits: GroupCommit, readers: ReaderPool) -> None:
         super().__init__(terms, commits, readers)
-        self._place = Place()
+        self._poll_cursor = PollCursor()
         self._leases: dict[str, Lease] = {}
         self._renewals = 0
         # Tokens of claims whose callers wait, which a renewal must not give up.
@@ -250,7 +250,7 @@ class SqlInbox(SqlPart, ABC):
     async def take_due(
         self, *, limit: int, now: float, overdue: bool = True, limits: ClaimLimits | None = None
     ) -> Due:
-        terms, place = self._terms, self._place
+        terms, cursor = self._terms, self._poll_cursor
         asked_at = clock.monotonic()
 
         def work(tx: SqlTransaction) -> Claimed:
@@ -258,7 +258,7 @@ class SqlInbox(SqlPart, ABC):
             return leases.claim_due(
                 tx,
                 terms,
-                place,
+                cursor,
                 limit=limit,
                 now=now,
                 overdue=overdue and not late,
@@ -266,7 +266,7 @@ class SqlInbox(SqlPart, ABC):
             )
 
         claimed = await self._commits.submit(work)
-        self._place = claimed.place
+        self._poll_cursor = claimed.cursor
         self._leases.update(claimed.leases)
         return claimed.due
 

@@ -244,9 +244,9 @@ WAITING = 1
 class Pause(msgspec.Struct, frozen=True):
     """A pause of a route: its reason, start (Unix seconds) and actor.
 
-    It is no :class:`~..records.policies.EventPause`: the application itself begins it by answering
-    410, and its end also closes the circuit breaker of the route. The gate that obeys it postpones
-    events for that breaker anyway, so one mechanism for both would not save the gate.
+    It is not an :class:`~..records.policies.EventPause`: the application itself begins it by
+    answering 410, and its end also closes the circuit breaker of the route. The gate that obeys it
+    postpones events for that breaker anyway, so one mechanism for both would not save the gate.
     """
 
     reason: str

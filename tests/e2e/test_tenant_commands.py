@@ -140,7 +140,7 @@ def test_errors_are_reported_in_one_line_and_change_nothing(
     assert said in done.stderr
     assert "Traceback" not in done.stderr
     trail = shell.json("audit")
-    # What the rules of tenants refuse is kept; what is no request at all is not.
+    # What the rules of tenants refuse is kept; what is not a request at all is not.
     refused = words[:2] == ("suspend", "acme")
     assert [row["action"] for row in trail] == ["Created", "Refused"][: 1 + refused]
 

@@ -29,7 +29,7 @@ from sdk_trio.webhooks import HandlerRegistry
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "receive-notifications.md"
 
-#: Texts that are no base64, and text that is base64 without the prefix.
+#: Texts that are not base64, and text that is base64 without the prefix.
 SECRETS = [SECRET, "an-ordinary-secret-of-a-shop!", "z6fMa4YWa088j5EP9gJ8LDaGxrBzHpIg"]
 
 

@@ -391,7 +391,7 @@ async def test_of_two_hosts_that_claim_in_one_lane_the_second_waits_and_finds_ot
                 claimed = leases.claim_due(
                     PostgresTransaction(second, dialect),
                     terms,
-                    leases.Place(),
+                    leases.PollCursor(),
                     limit=10,
                     now=1001.0,
                     overdue=True,

@@ -106,7 +106,7 @@ UPGRADES = {
 
 @pytest.mark.parametrize("name", UPGRADES)
 async def test_a_change_to_another_protocol_is_passed_over(name):
-    """As RFC 9110, 7.8, allows: the request is answered in HTTP/1.1, the rest is no request."""
+    """As RFC 9110, 7.8, allows: the request is answered in HTTP/1.1, the rest is not a request."""
     async with serving(registry(works)) as app:
         await still_serves(app)
         before = task_count()

@@ -129,7 +129,7 @@ async def test_tenants_come_and_go_and_the_metrics_follow(tmp_path, caplog, monk
                 [third] = await host.add()
                 await until(lambda: host.synced([third]))
                 looking.cancel_scope.cancel()
-            assert HealthState.UNHEALTHY not in seen, "a reload is no failure"
+            assert HealthState.UNHEALTHY not in seen, "a reload is not a failure"
             await host.runtime.receiver.tenancy.service.deactivate(third.stem)
             await until(lambda: len(host.supervisor.databases) == 2)
             pid = host.supervisor.pid

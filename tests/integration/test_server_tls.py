@@ -263,7 +263,7 @@ async def test_connections_over_the_limit_are_closed(files):
         await wire.send(get(b"/gate"))
         await server.observer.began.wait()
         with await RawWire.connect(server.url.replace("https", "http")) as other:
-            assert await other.rest() == b""  # nothing that is no TLS
+            assert await other.rest() == b""  # nothing that is not TLS
         server.observer.gate.set()
         await wire.until(b"\r\n\r\n")
         await wire.send(LAST)

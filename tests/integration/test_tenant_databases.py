@@ -250,7 +250,7 @@ async def test_open_files_are_bounded_however_many_tenants_there_are(tmp_path):
                 await databases.run(tenant_id, add("a"))
                 most_open = max(most_open, databases.open_count)
                 if number % 20 == 0:
-                    # A listing is no snapshot: a file that a thread closes while it is read, and
+                    # A listing is not a snapshot: a file that a thread closes while it is read, and
                     # the one opened for it, may both be counted. The least of some is exact enough.
                     counts = [files_open_in(tmp_path) for _ in range(5)]
                     most_files = max(most_files, min(counts))

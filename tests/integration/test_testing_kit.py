@@ -705,7 +705,7 @@ async def test_a_misspelt_field_is_a_warning_at_the_line_of_the_test():
         with pytest.warns(UserWarning, match=r"customer\.emial; did you mean 'email'") as reported:
             await app.deliver("order.paid", {"customer": {"emial": "a@example.com"}})
         assert reported[0].filename == __file__
-        # New fields of the upstream, and what an application attaches, are no mistakes.
+        # New fields of the upstream, and what an application attaches, are not mistakes.
         await app.deliver("order.paid", {"brand_new": 3, "metadata": {"idd": 3}})
 
 

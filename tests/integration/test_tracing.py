@@ -189,7 +189,7 @@ async def test_requests_that_are_refused(spans):
     assert rejected.attributes["sdk.webhook.rejected"] == "no_match"
     assert rejected.attributes["http.response.status_code"] == 400
     assert "sdk.webhook.id" not in rejected.attributes
-    # A client's fault is no error of the server's span.
+    # A client's fault is not an error of the server's span.
     assert rejected.status.status_code is StatusCode.UNSET
     assert (unknown.name, unknown.attributes["http.response.status_code"]) == ("POST", 404)
     assert "http.route" not in unknown.attributes

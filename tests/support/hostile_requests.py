@@ -41,7 +41,7 @@ REFUSED = {
     "two headers of codings": (get(b"/", *[b"Transfer-Encoding: chunked"] * 2), (400, 501)),
     "a coding with a tab": (get(b"/", b"Transfer-Encoding: \x0bchunked"), (400, 501)),
     "identity": (get(b"/", b"Transfer-Encoding: identity"), 501),
-    "a target that is no path": (get(b"!"), 400),
+    "a target that is not a path": (get(b"!"), 400),
     "the whole server as the target of a POST": (get(b"*", method=b"POST"), 400),
     "the preface of HTTP/2 with the version of 1.1": (get(b"*", method=b"PRI"), 400),
     "white space before the colon": (get(b"/", b"Content-Length : 0"), 400),

@@ -1,4 +1,4 @@
-"""Data beside the repository that tests compare with; it is no part of it."""
+"""Data beside the repository that tests compare with; it is not a part of it."""
 
 from pathlib import Path
 

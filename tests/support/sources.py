@@ -1,4 +1,4 @@
-"""Six senders beside the upstream, whose deliveries are signed without the package's own code.
+"""Six senders other than the upstream; they sign without the package's own code.
 
 Standard Webhooks, Svix and Stripe sign with their own libraries. GitHub and Shopify publish no
 library for Python: their documented formulas are written out here. Paddle is the sender of which

@@ -164,7 +164,7 @@ async def test_a_list_without_counts_or_with_wild_ones_is_read_to_its_end(pagina
         async def send(self, call: Call) -> httpx.Response:
             document = json.loads((await upstream.send(call)).content)
             document["pagination"] = pagination
-            document["items"].insert(0, None)  # and a null is no record
+            document["items"].insert(0, None)  # and a null is not a record
             return httpx.Response(200, json=document)
 
     listing = orders(Uncounted([])).list()

@@ -65,7 +65,7 @@ async def check_fields(client: Client) -> None:
     customer = await client.customers.get("1")
     if customer.type == "team":
         assert_type(customer, CustomerTeam)
-    if known.status == "brand_new":  # a text that the list does not have is no mistake
+    if known.status == "brand_new":  # a text that the list does not have is not a mistake
         assert_type(known.status, Unlisted)
     known.status = "paid"  # type: ignore[misc]  # records are read-only
 

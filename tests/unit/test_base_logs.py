@@ -306,7 +306,7 @@ def test_a_line_is_the_same_byte_for_byte_as_json_dumps_makes_it(
     through, event, fields, microseconds, level, shape
 ):
     if shape == "Console":
-        # A value that is no text could not replace one of these.
+        # A value that is not text could not replace one of these.
         fields = {name: value for name, value in fields.items() if name not in HEAD}
     with clock.use(clock.Clock(wall=lambda: microseconds / 1e6)):
         stream = io.StringIO()

@@ -248,7 +248,7 @@ def test_a_terminal_that_is_wide_enough_gets_a_line_for_each_event_with_whole_id
     monkeypatch.setattr(sys, "stdout", screen)
     assert main(["events", "list"]) == 0
     text = re.sub(r"\x1b\[[01]m", "", screen.getvalue())
-    assert "\x1b" not in text  # bold headings are no colour
+    assert "\x1b" not in text  # bold headings are not colours
     assert "msg_" + "x" * 30 in text
     assert re.search(r" dead( |$)", text, re.MULTILINE)
     assert len(text.splitlines()) == 2 * lines

@@ -157,7 +157,7 @@ def test_a_class_that_reads_the_id_otherwise_is_decoded_after_the_outline() -> N
         decode(raw, catalog=catalog)
 
 
-# Bodies that are no event
+# Bodies that are not events
 
 
 @pytest.mark.parametrize(
@@ -701,7 +701,9 @@ def test_any_bytes_are_an_event_or_refused_and_what_is_accepted_can_be_read(raw:
         return
     independent = json.loads(raw.decode("utf-8-sig", "surrogatepass"))
     assert isinstance(independent, dict)
-    if event.json != independent:  # what cannot be written in UTF-8, or is no number, is replaced
+    if (
+        event.json != independent
+    ):  # what cannot be written in UTF-8, or is not a number, is replaced
         with pytest.raises((UnicodeEncodeError, ValueError)):
             json.dumps(independent, ensure_ascii=False, allow_nan=False).encode()
     assert event.type == re.sub("[\ud800-\udfff]", REPLACED, independent["type"])

@@ -201,7 +201,7 @@ def test_every_statement_finds_its_rows_by_an_index(tx: SqliteTransaction) -> No
             deliveries.finish(tx, TERMS, lease, outcome, 3.0)
         deliveries.replay(tx, ["p0", "p1"])
         deliveries.repeat(tx, ["p0", "p1"])
-        leases.claim_due(tx, TERMS, leases.Place(), limit=9, now=1e9, overdue=True)
+        leases.claim_due(tx, TERMS, leases.PollCursor(), limit=9, now=1e9, overdue=True)
         leases.claim_suspects(tx, TERMS, limit=9, now=1e9)
         mine = {"p1": held[1]}
         leases.renew(tx, TERMS, {1}, mine, now=4.0)

@@ -178,7 +178,7 @@ class Writes(RuleBasedStateMachine):
     @rule(terms=OWNERS, limit=st.integers(0, 2))
     def taken_as_due(self, terms: LeaseTerms, limit: int) -> None:
         claimed = leases.claim_due(
-            self.tx, terms, leases.Place(), limit=limit, now=self.now, overdue=True
+            self.tx, terms, leases.PollCursor(), limit=limit, now=self.now, overdue=True
         )
         for record in claimed.due.records:
             row = self.row(record.key)
@@ -388,7 +388,7 @@ def test_writes_of_many_leave_what_those_of_each_leave(runs, arriving):
 
 
 def claim(tx: SqliteTransaction, terms: LeaseTerms, now: float) -> leases.Claimed:
-    return leases.claim_due(tx, terms, leases.Place(), limit=9, now=now, overdue=True)
+    return leases.claim_due(tx, terms, leases.PollCursor(), limit=9, now=now, overdue=True)
 
 
 @pytest.mark.parametrize("outcome", OUTCOMES, ids=str)
@@ -487,7 +487,7 @@ def steps_of_a_poll(blocked: int, kept: int) -> int:
     deliveries.accept_all(tx, HERE, [Arriving(each, None) for each in incoming])
     held: dict[str, Lease] = {}
     while True:
-        claimed = leases.claim_due(tx, HERE, leases.Place(), limit=100, now=now, overdue=True)
+        claimed = leases.claim_due(tx, HERE, leases.PollCursor(), limit=100, now=now, overdue=True)
         held |= claimed.leases
         if not claimed.due.more:
             break
@@ -496,7 +496,9 @@ def steps_of_a_poll(blocked: int, kept: int) -> int:
     steps = steps_of(
         tx,
         lambda: found.append(
-            leases.claim_due(tx, HERE, leases.Place(), limit=100, now=now, overdue=True).due.records
+            leases.claim_due(
+                tx, HERE, leases.PollCursor(), limit=100, now=now, overdue=True
+            ).due.records
         ),
     )
     ((record,),) = found
@@ -516,16 +518,16 @@ def test_polls_one_after_the_other_reach_the_first_of_every_lane() -> None:
     ]
     incoming.insert(number, delivery("unordered", now))
     deliveries.accept_all(tx, HERE, [Arriving(each, None) for each in incoming])
-    place, taken, polls = leases.Place(), list[str](), 0
+    place, taken, polls = leases.PollCursor(), list[str](), 0
     while True:
         claimed = leases.claim_due(tx, HERE, place, limit=1000, now=now, overdue=True)
         keys = [record.key for record in claimed.due.records]
         assert keys == sorted(keys), "oldest arrival first"
-        place, taken, polls = claimed.place, taken + keys, polls + 1
+        place, taken, polls = claimed.cursor, taken + keys, polls + 1
         if not claimed.due.more:
             break
     assert sorted(taken) == [*(f"k{place:04}" for place in range(number)), "unordered"]
-    assert (place, polls) == (leases.Place(), 3), "the next poll begins with the first lane"
+    assert (place, polls) == (leases.PollCursor(), 3), "the next poll begins with the first lane"
 
 
 def test_a_poll_reads_no_done_or_parked_rows() -> None:

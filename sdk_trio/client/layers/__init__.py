@@ -164,7 +164,7 @@ class DeadlineLayer(CallLayer):
         Raises:
             DeadlineExceededError: the deadline came first.
             ConnectionFailedError: the client was closed first.
-            OutcomeUnknownError: one of both came while a write had been sent and not answered.
+            OutcomeUnknownError: one of the two, after a write was sent and before it was answered.
         """
         call.deadline = deadline_of(call.total_timeout, now=self._clock())
         try:

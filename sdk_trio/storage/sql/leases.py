@@ -40,7 +40,7 @@ from .schema import MAY_HAVE_RUN, unfinished
 LANES: Final = 200
 
 
-_tokens = random.Random()  # noqa: S311 - tokens are no secrets
+_tokens = random.Random()  # noqa: S311 - tokens are not secrets
 if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(after_in_child=_tokens.seed)
 
@@ -177,8 +177,8 @@ WHERE sequence IN ints(:sequences) RETURNING sequence, failed_at IS NULL
 _NOTE_MAY_HAVE_RUN = f"UPDATE work SET {MAY_HAVE_RUN} WHERE sequence IN ints(:sequences)"
 
 
-class Place(msgspec.Struct, frozen=True):
-    """The place where a poll ended, and where the next one continues.
+class PollCursor(msgspec.Struct, frozen=True):
+    """The position at which a poll ended and the next one continues.
 
     ``lane`` is the last lane that was read; empty: the next poll begins with the first one.
     ``left``: a poll since the first lane has found more than it claimed.
@@ -193,20 +193,20 @@ class Claimed(msgspec.Struct, frozen=True):
 
     due: Due
     leases: Mapping[str, Lease]
-    place: Place = Place()
+    cursor: PollCursor = PollCursor()
 
 
 def claim_due(
     tx: SqlTransaction,
     terms: LeaseTerms,
-    place: Place,
+    cursor: PollCursor,
     *,
     limit: int,
     now: float,
     overdue: bool,
     limits: ClaimLimits | None = None,
 ) -> Claimed:
-    """Claim due deliveries, oldest arrival first among those that this poll asks for.
+    """Claim due deliveries, oldest arrival first among those that this poll reads.
 
     An ordered delivery is due only when it is the first of its lane. Reading tens of thousands of
     lanes would take a second, so each poll reads the next :data:`LANES` lanes. ``more`` is true
@@ -215,13 +215,13 @@ def claim_due(
     Args:
         tx: the transaction.
         terms: the owner, and the duration of a lease.
-        place: where the previous poll ended.
+        cursor: where the previous poll ended.
         limit: the most deliveries.
         now: Unix seconds.
         overdue: take over leases of others that have expired.
         limits: pauses and policies; None: this process has none.
     """
-    lanes = _next_lanes(tx, place, now)
+    lanes = _next_lanes(tx, cursor, now)
     if limits is None and lanes.is_anything_grouped:
         limits = NO_LIMITS
     # Only some of the events found may be free to be claimed: others belong to groups.
@@ -253,12 +253,12 @@ def claim_due(
     sequences = sorted([*(each.sequence for each in chosen), *grouped.sequences])
     records, unbegun, leases = _lease(tx, terms, sequences, now)
 
-    left = place.left or is_full or len(free) > limit
+    left = cursor.left or is_full or len(free) > limit
     more = left or bool(lanes.end) or bool(blocking) or grouped.more
     times = [at for at in (lanes.next_retry_at, grouped.next_at) if at is not None]
     next_due_at = min(times, default=None)
     due = Due(records, more, next_due_at, unbegun, grouped.waiting, grouped.superseded)
-    return Claimed(due, leases, Place(lanes.end, left) if lanes.end else Place())
+    return Claimed(due, leases, PollCursor(lanes.end, left) if lanes.end else PollCursor())
 
 
 class _Lanes(NamedTuple):
@@ -273,9 +273,9 @@ class _Lanes(NamedTuple):
     is_anything_grouped: bool
 
 
-def _next_lanes(tx: SqlTransaction, place: Place, now: float) -> _Lanes:
+def _next_lanes(tx: SqlTransaction, cursor: PollCursor, now: float) -> _Lanes:
     *rows, (_, is_grouped, next_retry_at) = sorted(
-        tx.all(_NEXT_LANES, lane=place.lane, now=now), key=lambda row: row[0] is None
+        tx.all(_NEXT_LANES, lane=cursor.lane, now=now), key=lambda row: row[0] is None
     )
     end = max(bytes(row[0]) for row in rows) if len(rows) == LANES else b""
     return _Lanes([row[1] for row in rows], end, next_retry_at, bool(is_grouped))

@@ -39,10 +39,10 @@ def make_body(
         timestamp: likewise, Unix seconds.
     """
     document = with_member({}, layout_of(options).data, data)
-    return named(options, event_type, document, webhook_id=webhook_id, timestamp=timestamp)
+    return add_names(options, event_type, document, webhook_id=webhook_id, timestamp=timestamp)
 
 
-def named(
+def add_names(
     options: SourceOptions, event_type: str, document: Any, *, webhook_id: str, timestamp: int
 ) -> bytes:
     """Return a document as a body, with its id, type and time where the scheme has them in it."""

@@ -76,7 +76,7 @@ class Source(msgspec.Struct, frozen=True, eq=False):
             webhook_id=verdict.webhook_id,
             type=verdict.type,
             raw=body,
-            # Without a time of the attempt, that of its arrival.
+            # Without the time of the attempt, the time of its arrival.
             timestamp=int(now) if verdict.timestamp is None else verdict.timestamp,
             received_at=now,
             subject=verdict.subject,
