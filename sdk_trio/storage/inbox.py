@@ -12,7 +12,7 @@ Cancellation: a write that has begun is finished, see ``storage.commit``; a read
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 import trio
 
@@ -69,7 +69,7 @@ class UnawaitedStart(NamedTuple):
 
 
 class SqlInbox(SqlPart, ABC):
-    """:class:`Inbox` on an engine; the classes of the engines add what differs.
+    """:class:`Store` on an engine; the classes of the engines add what differs.
 
     Args:
         terms: the owner and the periods.
@@ -93,6 +93,11 @@ class SqlInbox(SqlPart, ABC):
         self._claiming: Kind = lambda tx, items: deliveries.claim_all(tx, terms, items)
         self._starting: Kind = lambda tx, items: deliveries.start_all(tx, terms, items)
         self._ending: Kind = lambda tx, items: deliveries.end_all(tx, terms, items)
+
+    @property
+    def inbox(self) -> Self:
+        """The deliveries."""
+        return self
 
     @cached_property
     def tenants(self) -> "SqlTenants":

@@ -17,10 +17,7 @@ from ..errors import OptionsValidationError, Problem
 if TYPE_CHECKING:
     from ..config import Settings
     from .engines.postgres_address import PostgresAddress
-    from .memory.inbox import MemoryInbox
     from .ports import Inbox, Store
-    from .postgres_inbox import PostgresInbox
-    from .sqlite_inbox import SqliteInbox
 
 #: Default duration of a lease without renewal, in seconds. It is longer than most stalls of a store
 #: or of a process, after which the runs go on. The events of a process that ended wait for the end
@@ -79,14 +76,12 @@ async def open_store(
 
     On cancellation, a started opening is finished and closed again; see :meth:`Inbox.close`.
     """
-    from .ports import Store
-
-    inbox = await _open(settings, owner, lease_seconds, use)
+    store = await _open(settings, owner, lease_seconds, use)
     try:
-        yield Store(inbox)
+        yield store
     finally:
         with trio.move_on_after(_CLOSE_SECONDS, shield=True):
-            await inbox.close()
+            await store.close()
 
 
 @asynccontextmanager
@@ -95,12 +90,10 @@ async def open_inbox(
 ) -> "AsyncIterator[Inbox]":
     """Open the inbox without tenants; otherwise as :func:`open_store`."""
     async with open_store(settings, owner=owner, lease_seconds=lease_seconds) as store:
-        yield store.inbox
+        yield store
 
 
-async def _open(
-    settings: "Settings", owner: str, lease_seconds: float, use: StoreUse
-) -> "MemoryInbox | SqliteInbox | PostgresInbox":
+async def _open(settings: "Settings", owner: str, lease_seconds: float, use: StoreUse) -> "Store":
     await trio.lowlevel.checkpoint()
     backend = str(settings.storage.backend)
     dedup_seconds = settings.webhooks.dedup_retention_hours * 3600.0

@@ -787,8 +787,16 @@ class AlertStore(Protocol):
         ...
 
 
-class Backend(Inbox, Protocol):
-    """An open backend: an inbox, and the stores of tenants, their upgrade and notifications."""
+class Store(Inbox, Protocol):
+    """An open store: the inbox, and the stores of tenants, their upgrade, messages and alerts.
+
+    One writer commits all of it.
+    """
+
+    @property
+    def inbox(self) -> Inbox:
+        """The deliveries: the store itself."""
+        ...
 
     @property
     def tenants(self) -> TenantStore:
@@ -809,31 +817,3 @@ class Backend(Inbox, Protocol):
     def alerts(self) -> AlertStore:
         """The alerts."""
         ...
-
-
-class Store:
-    """An open store: deliveries, tenants and notifications, all committed by one writer."""
-
-    def __init__(self, backend: Backend) -> None:
-        self.inbox: Inbox = backend
-        self._backend = backend
-
-    @property
-    def tenants(self) -> TenantStore:
-        """The tenants."""
-        return self._backend.tenants
-
-    @property
-    def upgrade(self) -> UpgradeStore:
-        """The upgrade from a single tenant."""
-        return self._backend.upgrade
-
-    @property
-    def notifications(self) -> NotificationStore:
-        """The messages to site managers."""
-        return self._backend.notifications
-
-    @property
-    def alerts(self) -> AlertStore:
-        """The alerts."""
-        return self._backend.alerts

@@ -320,16 +320,14 @@ class EffectTransactions:
                     value = self._apply(connection, effects)
                     applied = True
                     last += self._end(connection, lease, now)
-            except EffectsFailedError as failed:
-                if not (_is_conflict(failed.error) and conflicts < CONFLICT_LIMIT):
-                    raise failed.error from None
-                conflicts += 1
-                clock.sleep(_PAUSE_SECONDS * conflicts)
-            except Exception as error:  # the store's: a driver may raise anything
-                if _is_conflict(error) and conflicts < CONFLICT_LIMIT:
+            except Exception as error:  # the store's or the handler's: a driver may raise anything
+                failure = error.error if isinstance(error, EffectsFailedError) else error
+                if _is_conflict(failure) and conflicts < CONFLICT_LIMIT:
                     conflicts += 1
                     clock.sleep(_PAUSE_SECONDS * conflicts)
                     continue
+                if failure is not error:
+                    raise failure from None
                 if applied and connection.useless:
                     raise StoreUnavailableError(
                         f"the connection to {self._address.place} broke during the commit of the "

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from functools import cached_property, wraps
 from sys import intern
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self
 
 import trio
 
@@ -90,7 +90,7 @@ def _on_rows(
 
 
 class MemoryInbox:
-    """:class:`Backend` in memory.
+    """:class:`Store` in memory.
 
     Args:
         owner: the name that holds the leases taken here.
@@ -128,6 +128,11 @@ class MemoryInbox:
         self._foreign_changes = self._rows.changes
         self._closed = False
         self._warned = False
+
+    @property
+    def inbox(self) -> Self:
+        """The deliveries."""
+        return self
 
     # Made on first use: most receivers have no tenants, and start without SQLite.
 

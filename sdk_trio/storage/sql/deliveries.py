@@ -67,8 +67,8 @@ from ..admission import (
     readmit,
 )
 from . import arrivals
-from .dialect import Insert, SqlTransaction
-from .schema import unfinished
+from .dialect import Insert, Row, SqlTransaction
+from .schema import NO_LEASE, unfinished
 
 
 class Lease(msgspec.Struct, frozen=True, gc=False):
@@ -607,14 +607,14 @@ _FAIL = f"""
 UPDATE work SET state = :state, queued = :queued, next_attempt_at = due(:at),
     failed_at = CASE WHEN CAST(:finished_at AS float8) IS NULL THEN clock() END,
     finished_at = :finished_at, last_error = :error, held_group = NULL,
-    lease_owner = NULL, lease_token = NULL, lease_until = NULL
+    {NO_LEASE}
 WHERE {_HAS_LEASE} RETURNING attempts, started_at
 """
 
 _RELEASE_RUN = f"""
 UPDATE work SET attempts = attempts - CASE WHEN state = 'running' THEN 1 ELSE 0 END,
     state = 'received', started_at = NULL, next_attempt_at = NULL,
-    lease_owner = NULL, lease_token = NULL, lease_until = NULL
+    {NO_LEASE}
 WHERE {_HAS_LEASE}
 """
 
@@ -622,14 +622,14 @@ _POSTPONE = f"""
 UPDATE work SET attempts = attempts - CASE WHEN state = 'running' THEN 1 ELSE 0 END,
     state = 'retrying', queued = true, started_at = NULL, next_attempt_at = due(:at),
     failed_at = clock(), last_error = :reason, held_group = NULL,
-    lease_owner = NULL, lease_token = NULL, lease_until = NULL
+    {NO_LEASE}
 WHERE {_HAS_LEASE}
 """
 
 _PARK = f"""
 UPDATE work SET state = 'parked', queued = false, next_attempt_at = NULL, held_group = NULL,
     last_error = coalesce(:reason, last_error),
-    lease_owner = NULL, lease_token = NULL, lease_until = NULL
+    {NO_LEASE}
 WHERE {_HAS_LEASE}
 """
 
@@ -661,31 +661,29 @@ def finish(
 ) -> None:
     """Record the outcome of a run; a no-op if we no longer hold its lease."""
     ours = {"sequence": lease.sequence, "token": lease.token, "now": now}
+    sequence = lease.sequence
     match outcome:
         case Done(answer, reason):
-            run = None if answer is None else tx.one(_RUN_OF, **ours)
-            if run is not None:
-                attempts, started_at = run
-                _add_attempt(tx, lease.sequence, attempts, started_at, now, "", answer, None)
-            ended = end_all(tx, terms, [RunEnd(lease.sequence, lease.token, now)])
+            if answer is not None:
+                _add_attempt(tx, sequence, tx.one(_RUN_OF, **ours), now, "", answer)
+            ended = end_all(tx, terms, [RunEnd(sequence, lease.token, now)])
             if reason is not None and ended == [True]:
-                note_reason(tx, lease.sequence, reason)
+                note_reason(tx, sequence, reason)
             return
-        case Retry(at):
-            row = tx.one(
-                _FAIL, **ours, state="retrying", queued=at is not None, at=at, finished_at=None,
-                error=outcome.error,
-            )  # fmt: skip
-            _record_failure(tx, lease.sequence, row, outcome, now)
-        case Dead():
-            row = tx.one(
-                _FAIL, **ours, state="dead", queued=False, at=None, finished_at=now,
-                error=outcome.error,
-            )  # fmt: skip
-            # Its last failed run was the end of a process, which recovery has recorded; a second
+        case Retry(at, error):
+            queued = at is not None
+            failed = {"state": "retrying", "queued": queued, "at": at, "finished_at": None}
+            run = tx.one(_FAIL, **ours, **failed, error=error)
+            place = outcome.answer or outcome.place
+            _add_attempt(tx, sequence, run, now, error, place, outcome.traceback)
+        case Dead(error):
+            failed = {"state": "dead", "queued": False, "at": None, "finished_at": now}
+            run = tx.one(_FAIL, **ours, **failed, error=error)
+            # If its last failed run was the end of a process, recovery has recorded it; a second
             # record would count it twice.
             if not outcome.recorded:
-                _record_failure(tx, lease.sequence, row, outcome, now)
+                place = outcome.answer or outcome.place
+                _add_attempt(tx, sequence, run, now, error, place, outcome.traceback)
         case Released():
             tx.run(_RELEASE_RUN, **ours)
         case Postponed(at, reason):
@@ -695,31 +693,19 @@ def finish(
     tx.note_change()
 
 
-def _record_failure(
-    tx: SqlTransaction,
-    sequence: int,
-    row: tuple[Any, ...] | None,
-    outcome: Retry | Dead,
-    now: float,
-) -> None:
-    if row is not None:
-        attempts, started_at = row
-        place = outcome.answer or outcome.place
-        _add_attempt(
-            tx, sequence, attempts, started_at, now, outcome.error, place, outcome.traceback
-        )
-
-
 def _add_attempt(
     tx: SqlTransaction,
     sequence: int,
-    attempts: int,
-    started_at: float | None,
+    run: Row | None,
     now: float,
     error: str,
-    place: str | None,
-    traceback: str | None,
+    place: str | None = None,
+    traceback: str | None = None,
 ) -> None:
+    """Record a run, by its number and its start; None: there was none under the lease."""
+    if run is None:
+        return
+    attempts, started_at = run
     tx.run(
         _ADD_ATTEMPT,
         sequence=sequence,
@@ -749,7 +735,7 @@ def count_ends(
     """
     if tx.one(_COUNT_ENDS, sequence=sequence, ends=ends) is None:
         return 0
-    _add_attempt(tx, sequence, ends, begun, max(begun, now), error, None, None)
+    _add_attempt(tx, sequence, (ends, begun), max(begun, now), error)
     return ends
 
 

@@ -34,7 +34,7 @@ from . import policies
 from .deliveries import Lease
 from .dialect import SqlTransaction
 from .reads import by_sequence
-from .schema import MAY_HAVE_RUN, unfinished
+from .schema import MAY_HAVE_RUN, NO_LEASE, unfinished
 
 #: The number of lanes that one poll reads: 2 ms of work.
 LANES: Final = 200
@@ -403,11 +403,11 @@ _RENEW_LEASES = (
 )
 
 # The run was never begun, or its end could not be recorded: the attempt does not count.
-_GIVE_UP = """
+_GIVE_UP = f"""
 UPDATE work SET attempts = attempts - CASE WHEN state = 'running' THEN 1 ELSE 0 END,
     started_at = CASE WHEN state = 'running' THEN NULL ELSE started_at END,
     state = CASE WHEN state = 'running' THEN 'received' ELSE state END,
-    lease_owner = NULL, lease_token = NULL, lease_until = NULL
+    {NO_LEASE}
 WHERE sequence IN ints(:sequences)
 """
 
@@ -416,8 +416,8 @@ SELECT sequence FROM work
 WHERE sequence IN ints(:sequences) AND lease_owner <> :owner AND {unfinished()}
 """
 
-_RELEASE_LEASES = """
-UPDATE work SET lease_owner = NULL, lease_token = NULL, lease_until = NULL
+_RELEASE_LEASES = f"""
+UPDATE work SET {NO_LEASE}
 WHERE sequence IN ints(:sequences) AND lease_token IN ints(:tokens)
     AND state IN ('received', 'retrying')
 RETURNING sequence
@@ -479,7 +479,7 @@ WHERE {unfinished()} AND lease_owner = :owner FOR UPDATE
 """
 
 _FREE_LEASES = f"""
-UPDATE work SET lease_owner = NULL, lease_token = NULL, lease_until = NULL, {MAY_HAVE_RUN}
+UPDATE work SET {NO_LEASE}, {MAY_HAVE_RUN}
 WHERE sequence IN ints(:sequences)
 """
 

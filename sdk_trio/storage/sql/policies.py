@@ -28,7 +28,7 @@ from ..admission import LeaseTerms
 from ..coalescing import WaitingEvent, coalesce, waiting_event
 from .deliveries import RunEnd, end_all, note_reason
 from .dialect import SqlTransaction
-from .schema import unfinished
+from .schema import NO_LEASE, unfinished
 
 #: The most events whose group one claim finds or changes.
 CHUNK = 1000
@@ -69,9 +69,8 @@ class ChosenEvents(msgspec.Struct, frozen=True):
 _READ_TYPES = "SELECT sequence, type, '', signer FROM arrival WHERE sequence IN ints(:sequences)"
 _READ_BODIES = "SELECT sequence, type, raw, signer FROM arrival WHERE sequence IN ints(:sequences)"
 
-_HOLD = """
-UPDATE work SET held_group = :group,
-    lease_owner = NULL, lease_token = NULL, lease_until = NULL,
+_HOLD = f"""
+UPDATE work SET held_group = :group, {NO_LEASE},
     failed_at = CASE WHEN lease_owner IS NULL THEN failed_at ELSE coalesce(failed_at, 0) END
 WHERE sequence IN ints(:sequences)
 """

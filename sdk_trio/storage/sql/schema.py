@@ -55,6 +55,9 @@ def unfinished(work: str = "") -> str:
 #: (docs/adr/0047). Needed wherever a lease is taken from another process.
 MAY_HAVE_RUN = "failed_at = coalesce(failed_at, 0)"
 
+#: SQL that ends a lease.
+NO_LEASE = "lease_owner = NULL, lease_token = NULL, lease_until = NULL"
+
 
 def in_kept(work: str = "") -> str:
     """Return SQL that is true in the states that the index ``work_kept`` lists."""
