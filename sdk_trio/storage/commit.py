@@ -15,7 +15,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import outcome
 import trio
@@ -25,6 +25,7 @@ from ..base.executor import start_worker
 from ..base.logs import Outage, get_logger
 from ..base.telemetry import Histogram, Sample
 from ..errors import StoreLostError, StoreUnavailableError
+from .engines import CommitUnknownError, Engine
 from .sql.dialect import SqlTransaction
 
 T = TypeVar("T")
@@ -71,80 +72,6 @@ _SILENT_IN_EFFECTS = (
     "the store {place} has not answered for {seconds:.0f} s: the effects of the event {key} run "
     "in its thread and do not return; SQL alone belongs there, no network and no sleep"
 )
-
-
-class CommitUnknownError(StoreUnavailableError):
-    """The outcome of the commit is unknown: the transaction is never run again."""
-
-
-class Engine(Protocol):
-    """A connection that writes; the commit thread runs all but the properties and ``abandon``."""
-
-    #: Its name for people: the file, or database and host.
-    place: str
-    #: The message of a store that does not answer, with the fields ``place`` and ``seconds``.
-    silence: str
-    #: Time that posted work, which no task awaits, waits for other work, in seconds.
-    linger: float
-
-    @property
-    def lost(self) -> str | None:
-        """The reason for which nothing can be written until a restart; None: all is in order."""
-        ...
-
-    def acquire(self) -> None:
-        """Wait until this process may write; units that arrive meanwhile join the batch."""
-        ...
-
-    def transact(
-        self, work: Callable[[SqlTransaction], None], *, durable: bool, only_item: bool = False
-    ) -> bool:
-        """Run ``work`` in one transaction and commit it; it may run ``work`` again.
-
-        Args:
-            work: runs all units of a batch.
-            durable: the commit must survive a power cut, not only the end of this process.
-            only_item: the batch is one item of a kind, so a statement that does the whole work of
-                the kind may commit itself.
-
-        Returns:
-            False: it had nothing to write, so its success does not prove that the store can write.
-
-        Raises:
-            CommitUnknownError: it may have been committed.
-            StoreUnavailableError: the store failed; nothing was changed.
-            StoreLostError: the same, until a restart.
-            Exception: what ``work`` has raised; nothing was changed.
-        """
-        ...
-
-    def run_outside_transaction(self, work: Callable[[Any], T]) -> T:
-        """Run ``work`` with the driver's connection, outside of any transaction.
-
-        Raises:
-            as :meth:`transact`.
-        """
-        ...
-
-    def release(self) -> bool:
-        """Let other processes write; True: :meth:`upkeep` is due, and they wait for its end."""
-        ...
-
-    def upkeep(self) -> None:
-        """Do maintenance after a commit, once its callers were answered, then :meth:`release`."""
-        ...
-
-    def abandon(self) -> bool:
-        """Interrupt its wait, from any thread; afterwards only :meth:`close` works.
-
-        Returns:
-            False: it cannot be interrupted, and the write in progress may still change the store.
-        """
-        ...
-
-    def close(self) -> None:
-        """Close the connection; nothing is called afterwards."""
-        ...
 
 
 class Unit:

@@ -3,53 +3,21 @@
 import math
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, suppress
-from typing import Protocol, TypeVar
+from contextlib import suppress
+from typing import TypeVar
 
 import trio
 
 from ..base.executor import run_in_thread
 from ..base.telemetry import Sample
 from ..errors import StoreUnavailableError
+from .engines import ReadAgainError, Reader
 from .sql.dialect import SqlTransaction
 
 T = TypeVar("T")
 
 #: Time for an interrupted query to end, in seconds.
 CLOSE_SECONDS = 2.0
-
-
-class ReadAgainError(StoreUnavailableError):
-    """The query has to run again, because the failure may pass at once."""
-
-
-class Reader(Protocol):
-    """A connection that only reads, for one thread at a time."""
-
-    @property
-    def is_usable(self) -> bool:
-        """Whether a further query can use it."""
-        ...
-
-    def transaction(self) -> AbstractContextManager[SqlTransaction]:
-        """Read in one transaction, which sees every change that was committed before it began.
-
-        Raises:
-            ReadAgainError: the failure may pass; it is raised a bounded number of times.
-            StoreUnavailableError: the store cannot be read, or the query was interrupted.
-        """
-        ...
-
-    def interrupt(self) -> None:
-        """End the query in progress, or else the next one, with an error; it may block.
-
-        Callable from any thread. The reader is closed afterwards.
-        """
-        ...
-
-    def close(self) -> None:
-        """Close the connection."""
-        ...
 
 
 class _Reading:

@@ -18,13 +18,16 @@ from support.silent_proxy import SilentProxy, silent_proxy
 from support.waiting import wait_until
 
 from sdk_trio.errors import OptionsValidationError, StoreUnavailableError, StoreVersionError
-from sdk_trio.storage.commit import CommitUnknownError
-from sdk_trio.storage.readers import ReadAgainError
 from sdk_trio.storage.sql.dialect import Dialect, Insert
 
 psycopg = pytest.importorskip("psycopg", reason="the extra 'postgres' is not installed")
 
-from sdk_trio.storage.engines import postgres_address, postgres_connection  # noqa: E402
+from sdk_trio.storage.engines import (  # noqa: E402
+    CommitUnknownError,
+    ReadAgainError,
+    postgres_address,
+    postgres_connection,
+)
 from sdk_trio.storage.engines.postgres import (  # noqa: E402
     PostgresEngine,
     PostgresReader,

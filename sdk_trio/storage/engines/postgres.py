@@ -18,9 +18,8 @@ from psycopg import sql
 from ...base import clock
 from ...base.logs import Outage, get_logger
 from ...errors import StoreUnavailableError
-from ..commit import CommitUnknownError
-from ..readers import ReadAgainError
 from ..sql.dialect import Dialect, Insert, Row, SqlTransaction
+from . import CommitUnknownError, ReadAgainError
 from .postgres_address import PostgresAddress
 from .postgres_connection import StoreConnection
 from .postgres_failover import note_timeline
@@ -280,7 +279,7 @@ class _Dialled:
 
 
 class PostgresEngine:
-    """The connection that writes; see :class:`storage.commit.Engine`.
+    """The connection that writes; see :class:`storage.engines.Engine`.
 
     Args:
         address: the store.

@@ -21,7 +21,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from ...base.logs import Outage, get_logger
 from ...errors import OptionsValidationError, Problem, StoreUnavailableError, StoreVersionError
-from ..commit import CommitUnknownError
+from . import CommitUnknownError
 from .postgres_connection import SILENCE_SECONDS, STATEMENT_SECONDS, StoreConnection, adapt, watch
 
 #: The oldest supported server; the statements need its features.

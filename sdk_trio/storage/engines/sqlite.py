@@ -27,8 +27,8 @@ from ...base.file_locks import lock_holder
 from ...base.logs import get_logger
 from ...base.opener import open_file
 from ...errors import StoreLostError, StoreUnavailableError
-from ..readers import ReadAgainError
 from ..sql.dialect import SqlTransaction
+from . import ReadAgainError
 from .files import (
     DAMAGE,
     StoreFile,
