@@ -266,16 +266,13 @@ def _admit_known(
     delivery = arriving.delivery
     now = delivery.received_at
     locked: int | None = None
-    missing = 0
     for _ in range(_TRIES):
         sequence = arrivals.find_one(tx, delivery.key) or 0
         row = tx.one(_KNOWN, sequence=sequence, owner=terms.owner, now=now)
         if row is None:
             # It was removed after the insert had found it. If the key is still there, it was left
             # behind: its delivery ended while its day was being dropped.
-            if sequence and sequence == missing:
-                arrivals.remove_key(tx, delivery.key, sequence)
-            missing = sequence
+            arrivals.remove_key(tx, delivery.key, sequence)
             (added,) = _open(tx, terms, [arriving], state, reason)
             if added is not None:
                 return _NEW, added
