@@ -99,7 +99,8 @@ METRICS: Final = (
     Metric(
         "sdk_webhook_refusals_total",
         "counter",
-        "Requests to the receiver's address that were not answered 200, by cause.",
+        "Requests to the receiver's address that were not answered 200, by cause. Those at the "
+        "route of a source have the label source.",
         ("cause",),
     ),
     Metric(

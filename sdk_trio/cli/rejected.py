@@ -22,8 +22,8 @@ _PAGE = 200
 
 #: Advice for those causes of 400 answers that an operator can fix.
 ADVICE = {
-    "no_match": "the sender signs with another secret: compare Sdk:Webhooks:Secret with the one "
-    "that it shows for this endpoint, and see Sdk:Webhooks:KeyDerivation",
+    "no_match": "the sender signs with another secret: compare Sdk:Webhooks:Secret, or Secrets of "
+    "the source, with the one that it shows for this endpoint; see Sdk:Webhooks:KeyDerivation",
     "too_old": "the sender's timestamp is too old: compare both clocks; if they agree, it is a "
     "replay",
     "too_new": "the sender's timestamp is in the future: compare both clocks",
@@ -31,9 +31,9 @@ ADVICE = {
     "own_secrets": "the tenant has its own secrets, but the delivery is signed with the host's: "
     "see Sdk:MultiTenant:OwnSecretsOnly",
     "bad_signature_header": "the signature has another format: configure the sender to sign in the "
-    "format of Standard Webhooks",
-    "missing_header": "the request is not a delivery, or a proxy removes the webhook-* headers: "
-    "check the proxy",
+    "format of Standard Webhooks, or correct Scheme, Header and Prefix of the source",
+    "missing_header": "the request is not a delivery, or a proxy removes the headers with the "
+    "signature: check the proxy",
 }
 
 

@@ -34,7 +34,7 @@ if not describing():
 
     from ..config import KeyDerivation, Secret, Settings, parse_secret
     from ..config.fields import split_unix
-    from ..config.secret import PUBLIC_KEY_PREFIX
+    from ..config.secret import first_signing
     from ..events import decode_envelope
     from ..webhooks.signature import NEW_SECRET_BYTES, Keyring, new_secret, sign
     from ..webhooks.verdict import Accepted, Cause, Delivery, Rejected, verify_delivery
@@ -350,8 +350,7 @@ def known_secrets(settings: Settings) -> tuple[Secret, ...]:
 
 def for_signing(secrets_: tuple[Secret, ...]) -> Secret:
     """Return the first secret that can sign, as public keys cannot; else the first one."""
-    able = (s for s in secrets_ if not s.reveal().startswith(PUBLIC_KEY_PREFIX))
-    return next(able, secrets_[0])
+    return first_signing(secrets_) or secrets_[0]
 
 
 def read_dev_secret(directory: str) -> Secret | None:

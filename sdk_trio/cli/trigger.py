@@ -21,6 +21,7 @@ if not describing():
 
     from ..base.public_addresses import is_loopback
     from ..config import Secret, Settings
+    from ..config.secret import first_signing
     from ..events import DEFAULT_CATALOG
     from ..events.samples import sample_body
     from ..records.deliveries import DeliveryRecord, DeliveryState, key_of, signer_of
@@ -143,7 +144,7 @@ def _trigger_of_source(arguments: Namespace) -> int:
     settings = load(arguments)
     options = source_named(settings, arguments.source)
     given = _given_secret(arguments)
-    secret = given or next(iter(options.secrets), None)
+    secret = given or first_signing(options.secrets)
     ca_file = None
     if arguments.url is None:
         url = sources.url_of(settings, options)

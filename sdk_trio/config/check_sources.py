@@ -21,6 +21,8 @@ DERIVATIONS = {
 #: The path of the simulator, which exists in Development.
 _SIMULATOR = "/test/webhook/simulate/"
 
+#: Finds a separator of the entries of a header.
+_separates = re.compile(r"[,; \t]").search
 _placeholders = re.compile(r"\{([a-z]*)\}").findall
 
 
@@ -115,6 +117,12 @@ def _scheme_problems(key: str, source: SourceOptions) -> Iterator[Problem]:
         return
     if source.header is None:
         yield Problem(f"{key}:Header", "is required by Scheme Hmac: name the signature's header")
+    if _separates(source.prefix or ""):
+        yield Problem(
+            f"{key}:Prefix",
+            "has a comma, a semicolon or a blank, which separate the entries of the header, so no "
+            "entry begins with it: keep only the text behind the last of them, or none",
+        )
     content = source.signed_content or "{body}"
     names = _placeholders(content)
     if names.count("body") != 1:

@@ -30,6 +30,7 @@ class Form(enum.Enum):
     URL = "absolute HTTP or HTTPS URL"
     API_VERSION = "ISO date, YYYY-MM-DD or YYYY-MM"
     ROUTE = "path that starts with /"
+    RECEIVER_ROUTE = "path that starts with /, without %"
     HEADER = "name of an HTTP header"
     ENVIRONMENT_NAME = "letters, digits, _ and -"
     ENV_VAR = "name of an environment variable, never its value"
@@ -267,6 +268,12 @@ PATTERNS: dict[Form, tuple[str, str]] = {
     Form.ROUTE: (
         r'/[!"$->@-~]*',
         "must be a path that starts with /, without white space, ?, # or characters outside ASCII",
+    ),
+    # Paths of requests are decoded before they are compared.
+    Form.RECEIVER_ROUTE: (
+        r'/[!"$&->@-~]*',
+        "must be a path that starts with /, without white space, ?, #, % or characters outside "
+        "ASCII",
     ),
     # Without its last +, because JSON Schema has no possessive quantifiers.
     Form.HEADER: (TOKEN.removesuffix("+"), "must be the name of an HTTP header"),

@@ -11,6 +11,7 @@ without a private key. Such a key must never be configured.
 import base64
 import binascii
 import itertools
+from collections.abc import Iterable
 from typing import Final, final
 
 import attrs
@@ -208,6 +209,11 @@ QUOTED = (
     "begins and ends with a quote, which would be part of the secret: remove both quotes (the "
     "env files of containers and units keep them)"
 )
+
+
+def first_signing(secrets: Iterable[Secret]) -> Secret | None:
+    """Return the first secret that can sign; a public key can only verify."""
+    return next((s for s in secrets if not s.reveal().startswith(PUBLIC_KEY_PREFIX)), None)
 
 
 def parse_secret(text: str, derivation: KeyDerivation) -> ParsedSecret:

@@ -72,7 +72,13 @@ class Setting(msgspec.Struct, frozen=True):
     def item(self, index: int) -> tuple["Setting", ...]:
         """Return the settings of the item at ``index`` of a list of sections."""
         place = str(index)
-        return tuple(_walk(self.kind(), (*self.path, place), (*self.attributes, place)))
+        found = _walk(self.kind(), (*self.path, place), (*self.attributes, place))
+        # A reload replaces the whole list.
+        live = self.about.live
+        return tuple(
+            msgspec.structs.replace(each, about=msgspec.structs.replace(each.about, live=live))
+            for each in found
+        )
 
     def of(self, settings: Settings) -> Any:
         """Return this setting's value in ``settings``."""

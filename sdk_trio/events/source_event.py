@@ -1,6 +1,7 @@
 """The event of a source, and the decoding of its data into a class of the application."""
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any, Generic
 
 import attrs
@@ -24,35 +25,47 @@ class SourceEvent(Event[DataT_co], Generic[DataT_co]):
     """The name of the source in the settings."""
 
 
-class DataClass(msgspec.Struct, frozen=True):
-    """The class of a handler's data, and the members that lead to it in the body."""
+def _decode_data(
+    kind: Any, raw: bytes, path: Sequence[str], report: Callable[[str, str], None]
+) -> Any:
+    """Return the data at ``path`` in a body; never raises because of a sender's input.
 
-    kind: Any
-    path: tuple[str, ...]
-
-    def decode(self, raw: bytes, report: Callable[[str, str], None]) -> Any:
-        """Return the data in a body; never raises because of a sender's input.
-
-        A value that does not fit is reported with its path, and the data has the fields that fit.
-        None if the class cannot be made from these.
-        """
-        found: bytes | msgspec.Raw = raw
-        for name in self.path:
-            members = members_of(found)
-            found = b"null" if members is None else members.get(name, msgspec.Raw(b"null"))
-        place = ".".join(self.path)
-        if hasattr(self.kind, "model_validate_json"):
-            return _fit_model(self.kind, bytes(found), place, report)
-        try:
-            return decoder_for(self.kind).decode(found)
-        except Exception:  # a type of the application may raise anything
-            return fit(self.kind, found, place or "body", report)
-
-
-def _fit_model(kind: Any, raw: bytes, path: str, report: Callable[[str, str], None]) -> Any:
-    """Return an instance of a pydantic model, without the fields that do not fit."""
+    A value that does not fit is reported with its path, and the data has the fields that fit. None
+    if the class cannot be made from these.
+    """
+    found: bytes | msgspec.Raw = raw
+    for name in path:
+        members = members_of(found)
+        found = b"null" if members is None else members.get(name, msgspec.Raw(b"null"))
+    place = ".".join(path)
+    validator = _validator_of(kind)
+    if validator is not None:
+        return _fit_model(validator, bytes(found), place, report)
     try:
-        return kind.model_validate_json(raw)
+        return decoder_for(kind).decode(found)
+    except Exception:  # a type of the application may raise anything
+        return fit(kind, found, place or "body", report)
+
+
+def _validator_of(kind: Any) -> Any:
+    """Return the validator of a pydantic model or dataclass; None for any other class."""
+    return getattr(kind, "__pydantic_validator__", None)
+
+
+def is_data_class(kind: type[Any]) -> bool:
+    """Return whether the data of a source's event can be decoded into a class."""
+    return (
+        issubclass(kind, dict | msgspec.Struct)
+        or attrs.has(kind)
+        or dataclasses.is_dataclass(kind)
+        or _validator_of(kind) is not None
+    )
+
+
+def _fit_model(validator: Any, raw: bytes, path: str, report: Callable[[str, str], None]) -> Any:
+    """Return an instance of a class of pydantic, without the fields that do not fit."""
+    try:
+        return validator.validate_json(raw)
     except Exception as error:  # a validator of the application may raise anything
         listed = getattr(error, "errors", None)
         if listed is None:
@@ -66,15 +79,16 @@ def _fit_model(kind: Any, raw: bytes, path: str, report: Callable[[str, str], No
             report(".".join(filter(None, (path, *location))) or "body", each["msg"])
     try:
         members = plain(raw)
-        return kind.model_validate({n: v for n, v in members.items() if n not in wrong})
+        return validator.validate_python({n: v for n, v in members.items() if n not in wrong})
     except Exception:  # no object, or the application's own validators
         return None
 
 
 def decode_source_event(
     source: str,
-    data_class: DataClass | None,
+    data_class: Any,
     *,
+    path: Sequence[str],
     event_type: str,
     webhook_id: str,
     key: str,
@@ -89,7 +103,8 @@ def decode_source_event(
 
     Args:
         source: its name.
-        data_class: the class of its data, if its handler has one.
+        data_class: the class of its data; None: its handler has none.
+        path: the members that lead to the data in the body.
         event_type: as verified.
         webhook_id: the sender's id of it.
         key: the delivery's key.
@@ -112,7 +127,7 @@ def decode_source_event(
         webhook_id=webhook_id,
         type=event_type,
         timestamp=moment(timestamp),
-        data=None if data_class is None else data_class.decode(raw, report),
+        data=None if data_class is None else _decode_data(data_class, raw, path, report),
         raw=raw,
         attempt=attempt,
         received_at=moment(received_at),

@@ -208,6 +208,15 @@ def plain(raw: bytes | msgspec.Raw) -> Any:
         return json.loads(text)
 
 
+def is_json(raw: bytes) -> bool:
+    """Return whether :func:`plain` can read ``raw``."""
+    try:
+        plain(raw)
+    except UNFIT:
+        return False
+    return True
+
+
 def members_of(raw: bytes | msgspec.Raw) -> dict[str, msgspec.Raw] | None:
     """Return the undecoded members of the JSON object in ``raw``; None if it is not an object."""
     decode = decoder_for(dict[str, msgspec.Raw]).decode

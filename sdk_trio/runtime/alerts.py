@@ -139,6 +139,7 @@ class Alerts:
         self._clock = clock
         # Without an admin address, nothing else observes the store.
         self._own = StoreObserver(self._stores, clock=clock)
+        self._arrivals = UpstreamArrivals()
         # When the store and the replication began to fail, by the names of their facts.
         self._since: dict[str, float] = {}
         #: Checks the conditions and sends the messages.
@@ -236,7 +237,7 @@ class Alerts:
                 )
                 if options.silence_minutes is not None:
                     silent_since = now - options.silence_minutes * 60.0
-                    last = await _last_of_upstream(store.inbox, silent_since)
+                    last = await self._arrivals.last(store.inbox, silent_since, now)
                     found["last_delivery_at"] = (
                         self._not_ahead("newest", last, now) if last is not None else None
                     )
@@ -268,25 +269,50 @@ class Alerts:
 #: The deliveries that one query reads in search of the upstream's newest one, and the most queries.
 _PAGE, _MOST_PAGES = 500, 10
 
+#: From this age in seconds, deliveries with lower sequences no longer appear.
+_SETTLED_SECONDS = 60.0
 
-async def _last_of_upstream(inbox: Inbox, silent_since: float) -> float | None:
-    """Return when the upstream's newest delivery arrived; None if it has none.
 
-    Deliveries of sources, and events that catch-up made, do not end the upstream's silence. If only
-    such were read, the result is the arrival of the oldest of them, and the upstream's came before.
+class UpstreamArrivals:
+    """Finds when the upstream's newest delivery arrived.
+
+    Deliveries of sources, and events that catch-up made, do not end the upstream's silence.
     """
-    before: int | None = None
-    last: float | None = None
-    # Usually the newest one is the upstream's.
-    for most in (1, *(_PAGE for _ in range(_MOST_PAGES))):
-        page = await inbox.find(before_sequence=before, limit=most)
-        for record in page:
-            last = record.received_at
-            if record.source is None and not is_synthetic(record.webhook_id):
-                return last
-        if not page:
-            return None
-        if last is not None and last < silent_since:
-            break
-        before = page[-1].sequence
-    return last
+
+    def __init__(self) -> None:
+        # Up to this sequence, the upstream's newest delivery arrived at this time or before.
+        self._known = 0
+        self._last: float | None = None
+
+    async def last(self, inbox: Inbox, silent_since: float, now: float) -> float | None:
+        """Return when it arrived; None if there is none.
+
+        If only others were read, more than one check reads, the result is the arrival of the oldest
+        of them, and the upstream's came before. Later ones do not move it, so a busy source does
+        not hide that the upstream is silent.
+        """
+        settled: int | None = None
+        before: int | None = None
+        last: float | None = None
+        # Usually the newest one is the upstream's.
+        for most in (1, *(_PAGE for _ in range(_MOST_PAGES))):
+            page = await inbox.find(before_sequence=before, limit=most)
+            for record in page:
+                if settled is None and record.received_at < now - _SETTLED_SECONDS:
+                    settled = record.sequence
+                if record.sequence <= self._known:
+                    return self._remember(settled, self._last)
+                last = record.received_at
+                if record.source is None and not is_synthetic(record.webhook_id):
+                    return self._remember(settled, last)
+            if not page:
+                return self._remember(settled, self._last)
+            if last is not None and last < silent_since:
+                break
+            before = page[-1].sequence
+        return self._remember(settled, last)
+
+    def _remember(self, settled: int | None, last: float | None) -> float | None:
+        if settled is not None:
+            self._known, self._last = settled, last
+        return last

@@ -18,7 +18,7 @@ from ..admin.console import MissingPartError, SecretsStayHereError
 from ..admin.query import BadQueryError
 from ..base.clock import wall
 from ..config import Secret, Settings
-from ..config.secret import PUBLIC_KEY_PREFIX
+from ..config.secret import first_signing
 from ..config.show import SettingRow, describe
 from ..errors import NotRunningError
 from ..records.deliveries import DeliveryRecord
@@ -393,7 +393,8 @@ class RuntimeConsole:
     def _sign_as_source(self, record: DeliveryRecord, name: str) -> list[tuple[str, str]]:
         """Return the headers of a delivery of a source, with the current time; none without it."""
         options = next((each for each in self._settings.sources if each.name == name), None)
-        if options is None or record.raw is None:
+        secret = None if options is None else first_signing(options.secrets)
+        if options is None or secret is None or record.raw is None:
             return []
         signed = sign_as(
             options,
@@ -401,6 +402,7 @@ class RuntimeConsole:
             record.raw,
             webhook_id=record.webhook_id,
             timestamp=int(self._clock()),
+            secret=secret,
         )
         return [*signed.headers.items()]
 
@@ -417,12 +419,12 @@ class RuntimeConsole:
         """Return a secret of the record's signer that can sign."""
         await trio.lowlevel.checkpoint()
         if not record.signer:
-            return _signing(self._settings.webhooks.all_secrets)
+            return first_signing(self._settings.webhooks.all_secrets)
         tenancy = self._runtime.receiver.tenancy
         tenant = await tenancy.service.recall(record.signer)
         if tenant is None:
             return None
-        return _signing(await tenancy.credentials.webhook_secrets(tenant))
+        return first_signing(await tenancy.credentials.webhook_secrets(tenant))
 
     def relay(self, is_local: bool) -> dict[str, Any]:
         """Return the information that a listener needs."""
@@ -430,14 +432,14 @@ class RuntimeConsole:
         webhooks = self._settings.webhooks
         return {
             "versions": ["1"],
-            "can_sign": not self._is_read_only and _signing(webhooks.all_secrets) is not None,
+            "can_sign": not self._is_read_only and first_signing(webhooks.all_secrets) is not None,
             "tolerance_seconds": webhooks.tolerance_seconds,
         }
 
     def relay_secret(self, is_local: bool) -> str:
         """Return the secret that relayed deliveries are signed with."""
         self._require_relay(is_local)
-        secret = _signing(self._settings.webhooks.all_secrets)
+        secret = first_signing(self._settings.webhooks.all_secrets)
         if secret is None:
             raise MissingPartError("the host has no secret that can sign, only public keys or none")
         return secret.reveal()
@@ -462,11 +464,6 @@ def types_of_sources(registrations: Sequence[Registration]) -> list[dict[str, An
         for each in registrations
         if each.source is not None
     ]
-
-
-def _signing(secrets: Sequence[Secret]) -> Secret | None:
-    """Return the first secret that can sign; a public key can only verify."""
-    return next((s for s in secrets if not s.reveal().startswith(PUBLIC_KEY_PREFIX)), None)
 
 
 def _finite(lag: float | None) -> float | None:

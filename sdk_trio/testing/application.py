@@ -18,7 +18,7 @@ from ..config.sources import read_section, split_mapping_key
 from ..config.table import fold
 from ..errors import NotRunningError, only_member
 from ..events import Event
-from ..records.deliveries import DeliveryRecord, DeliveryState
+from ..records.deliveries import DeliveryRecord, DeliveryState, key_of, signer_of
 from ..records.policies import glob_of
 from ..runtime import Runtime
 from ..storage.ports import Inbox
@@ -55,7 +55,7 @@ class UnexpectedStateError(AssertionError):
 
 
 class RecordedHandler(WebhookHandlerBase[Any]):
-    """Records the last exception of a handler for the test, by the delivery's id."""
+    """Records the last exception of a handler for the test, by the delivery's key."""
 
     def __init__(self, inner: WebhookHandlerBase[Any], raised: dict[str, BaseException]) -> None:
         self._inner = inner
@@ -68,13 +68,13 @@ class RecordedHandler(WebhookHandlerBase[Any]):
         except trio.Cancelled:
             raise
         except BaseException as error:
-            self._raised[event.webhook_id] = error
+            self._raised[event.key] = error
             raise
-        self._raised.pop(event.webhook_id, None)
+        self._raised.pop(event.key, None)
 
     async def on_error(self, event: Event[Any], error: Exception) -> None:
         """Record an error of the run itself, such as a missing ``await``, and call ``on_error``."""
-        self._raised.setdefault(event.webhook_id, error)
+        self._raised.setdefault(event.key, error)
         await self._inner.on_error(event, error)
 
 
@@ -348,7 +348,8 @@ class AppUnderTest:
         # The response to an enqueued delivery means only that it was stored. A test needs the
         # outcome of the handler.
         record = await self._settled(signed.webhook_id, source) if settle else None
-        exception = self._raised.get(signed.webhook_id)
+        key = key_of(signed.webhook_id, source and signer_of(source))
+        exception = self._raised.get(key if record is None else record.key)
         delivered = Delivered(signed.webhook_id, posted.status, posted.body, record, exception)
         if expect is not None and delivered.state != expect:
             text = _difference(record, expect, exception, f"; the response was {posted.status}")
@@ -385,7 +386,7 @@ class AppUnderTest:
         records = [record for key in keys if (record := await self.store.get(key)) is not None]
         for record in records:
             if expect is not None and record.state != expect:
-                exception = self._raised.get(record.webhook_id)
+                exception = self._raised.get(record.key)
                 text = _difference(record, expect, exception)
                 raise UnexpectedStateError(text) from _shown(exception)
         return records

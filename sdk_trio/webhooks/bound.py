@@ -8,7 +8,6 @@ import trio
 
 from ..events import Catalog
 from ..events.decoding import Documents
-from ..events.source_event import DataClass
 from ..records.deliveries import Postponed, source_of_signer
 from ..records.policies import UNLIMITED, Policy
 from .handler import WebhookHandlerBase
@@ -33,7 +32,8 @@ class BoundHandler(msgspec.Struct, frozen=True):
     ``threads`` limits the number of concurrent plain functions; a run acquires a slot before it
     starts. It is None for other handlers. ``place`` is the line that defines it, None if unknown.
     ``group`` names the events that its ``policy`` limits together; ``limited``: the store decides
-    which of them may run. ``data`` decodes the data of a source's events.
+    which of them may run. ``data_class`` is that of the data of
+    a source's events.
     """
 
     name: str
@@ -47,7 +47,7 @@ class BoundHandler(msgspec.Struct, frozen=True):
     policy: Policy = UNLIMITED
     group: str = ""
     limited: bool = False
-    data: DataClass | None = None
+    data_class: Any = None
 
 
 class HandlersOfSource(msgspec.Struct, frozen=True):

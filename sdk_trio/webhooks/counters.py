@@ -66,6 +66,7 @@ class Counters:
     ) -> None:
         self._counts: Counter[str] = Counter()
         self._refusals: Counter[str] = Counter()
+        self._refusals_of_sources: Counter[tuple[str, str]] = Counter()
         self._types = frozenset(types)
         self._of_sources = {name: frozenset(own) for name, own in (of_sources or {}).items()}
         self._runs_of_sources: dict[tuple[str, str, bool], Histogram] = {}
@@ -76,9 +77,15 @@ class Counters:
         """Count ``number`` more of ``result``."""
         self._counts[result] += number
 
-    def count_refusal(self, cause: str) -> None:
-        """Count one more request that was not answered 200; ``cause`` is one of ``CAUSES``."""
-        self._refusals[cause] += 1
+    def count_refusal(self, cause: str, source: str | None = None) -> None:
+        """Count one more request that was not answered 200; ``cause`` is one of ``CAUSES``.
+
+        ``source`` is the one at whose route it arrived, None for the upstream's.
+        """
+        if source is None:
+            self._refusals[cause] += 1
+        else:
+            self._refusals_of_sources[source, cause] += 1
 
     def observe(
         self, event_type: str, seconds: float, queued: bool = False, source: str | None = None
@@ -113,6 +120,9 @@ class Counters:
         for cause in CAUSES:
             labels = (("cause", cause),)
             yield Sample("sdk_webhook_refusals_total", labels, self._refusals[cause])
+        for (source, cause), number in sorted(self._refusals_of_sources.items()):
+            of_source = (("cause", cause), ("source", source))
+            yield Sample("sdk_webhook_refusals_total", of_source, number)
         for mode, histograms in (("inline", self._inline), ("queued", self._queued)):
             for event_type, seconds in sorted(histograms.items()):
                 yield from seconds.samples(

@@ -44,6 +44,7 @@ from .outcomes import (
 )
 from .recording import BUSY, CLEANUP_SECONDS, DONE, OutcomeRecorder, names_of
 from .routes import PostFailedError
+from .sources.schemes import layout_of
 from .unawaited import LEFT, Forgotten, install, require_awaited
 
 if TYPE_CHECKING:
@@ -110,8 +111,7 @@ class Invocations:
     """Calls handlers with claimed events, and knows which handlers are running.
 
     Args:
-        settings: their secrets are masked in the texts of errors; in Development a failure keeps
-            its traceback.
+        settings: see :meth:`use`; in Development a failure keeps its traceback.
         handlers: their catalog has the types of the events.
         counters: counts runs, and payloads that differ from their types.
         recorder: releases events whose runs are cancelled.
@@ -132,7 +132,7 @@ class Invocations:
         self._recorder = recorder
         self._stopwatch = current_clock().monotonic
         self._secrets: list[str] = []
-        self.mask(settings)
+        self.use(settings)
         self._in_development = settings.is_development
         #: The running handlers by the key of their event, the oldest first. Other threads read it,
         #: to name handlers that prevent a daemon from ending.
@@ -142,8 +142,12 @@ class Invocations:
         self._timed_out: dict[str, float] = {}
         self._drifted: set[tuple[str | None, str]] = set()
 
-    def mask(self, settings: Settings) -> None:
-        """Mask the secrets of ``settings``, in addition to earlier ones, in handlers' errors."""
+    def use(self, settings: Settings) -> None:
+        """Read the data of sources where ``settings`` have it, and mask their secrets in errors.
+
+        Earlier secrets stay masked.
+        """
+        self._data_paths = {each.name: layout_of(each).data for each in settings.sources}
         of_sources = (secret for source in settings.sources for secret in source.secrets)
         known = (settings.access_token, *settings.webhooks.all_secrets, *of_sources)
         # The version prefix is removed before use, so an error may quote the rest alone.
@@ -269,7 +273,8 @@ class Invocations:
         if delivery.signer and (source := delivery.source) is not None:
             of_source = decode_source_event(
                 source,
-                handler.data,
+                handler.data_class,
+                path=self._data_paths.get(source, ()),
                 event_type=delivery.type,
                 webhook_id=delivery.webhook_id,
                 key=delivery.key,

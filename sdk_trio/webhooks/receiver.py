@@ -238,7 +238,7 @@ class WebhookReceiver:
             commit_rules()
             self.settings = settings
             if self._running is not None:
-                self._running.runner.invocations.mask(settings)
+                self._running.runner.invocations.use(settings)
             if tenancy is not None and commit_clients is not None:
                 tenancy.credentials.reload()
                 commit_clients()

@@ -431,7 +431,7 @@ class HandlerRegistry:
                 **{name: bind(each) for name, each in self._registrations.items()},
             },
             fallback=bind(self._fallback) if self._fallback else None,
-            by_source={name: each.bind(bind, services) for name, each in self._sources.items()},
+            by_source={name: each.bind(bind) for name, each in self._sources.items()},
         )
 
     def _wire_type(self, event_class: type[Event[Any]]) -> str:

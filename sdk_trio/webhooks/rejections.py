@@ -181,13 +181,14 @@ class Rejections:
 
     def note(self, rejection: Rejection) -> None:
         """Count a rejection, and log it unless its cause has been logged often enough."""
-        self._counters.count_refusal(rejection.cause)
+        fields = dict(rejection.fields)
+        source = fields.get("source")
+        self._counters.count_refusal(rejection.cause, None if source is None else str(source))
         self.ring.add(rejection)
         suppressed = self._throttle.admit(rejection.cause)
         if suppressed is None:
             self._left_out.set()
             return
-        fields = dict(rejection.fields)
         if suppressed:
             fields["suppressed"] = suppressed
         _log.warning(

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias, TypeVar, Unpack
 import msgspec
 
 from ..errors import HandlerRegistrationError
-from ..events.source_event import DataClass, SourceEvent
+from ..events.source_event import SourceEvent, is_data_class
 from ..records.deliveries import signer_of
 from ..records.policies import PolicyArguments
 from ..storage.effects import Transaction
@@ -19,8 +19,6 @@ from .registration import (
     require_annotation,
     require_event_class,
 )
-from .services import Services
-from .sources.schemes import layout_of
 
 #: Everything that can be registered, a function of the event and a transaction included.
 SourceHandler: TypeAlias = Handler[Any] | Callable[[Any, Transaction[Any]], None]
@@ -64,8 +62,8 @@ class SourceHandlers:
             event_type: as the sender writes it, such as ``invoice.paid``.
             handler: as for :meth:`HandlerRegistry.register`; it gets a
                 :class:`~sdk_trio.events.SourceEvent`.
-            data_class: the class of ``event.data``: a msgspec.Struct, an attrs class, a dataclass
-                or a pydantic model. None: ``event.data`` is None, and ``event.json`` has it all.
+            data_class: the class of ``event.data``: a msgspec.Struct, an attrs class, a dataclass,
+                a pydantic model, or dict. None: ``event.data`` is None; ``event.json`` has it all.
             enqueue: as for :meth:`HandlerRegistry.register`, as are the arguments below.
             ordered: events of one subject run one at a time; the settings say where it is.
             transaction: see there.
@@ -74,7 +72,7 @@ class SourceHandlers:
 
         Raises:
             HandlerRegistrationError: the type has a handler already, ``handler`` is not a handler,
-                or ``data_class`` is not a class.
+                or ``data_class`` is no such class.
         """
         self._require_type(event_type)
         if event_type in self._by_type:
@@ -163,14 +161,17 @@ class SourceHandlers:
         self,
         handler: object,
         event_type: str,
-        data_class: type[Any] | None,
+        data_class: object,
         *,
         policy: PolicyArguments,
         **options: bool,
     ) -> Registration:
-        if data_class is not None and not isinstance(data_class, type):
+        if data_class is not None and not (
+            isinstance(data_class, type) and is_data_class(data_class)
+        ):
             raise HandlerRegistrationError(
-                f"the class of the data of {event_type} is {data_class!r}: give a class."
+                f"the class of the data of {event_type} is {data_class!r}: give a msgspec.Struct, "
+                "an attrs class, a dataclass, a pydantic model, or dict."
             )
         registration = msgspec.structs.replace(
             make_registration(handler, policy=policy, **options),
@@ -186,17 +187,11 @@ class SourceHandlers:
             require_event_class(registration, type(handler))
         return registration
 
-    def bind(
-        self, bind: Callable[[Registration], BoundHandler], services: Services[Any]
-    ) -> HandlersOfSource:
+    def bind(self, bind: Callable[[Registration], BoundHandler]) -> HandlersOfSource:
         """Build every handler once; ``bind`` builds one."""
-        options = (each for each in services.settings.sources if each.name == self.name)
-        path = next((layout_of(each).data for each in options), ())
 
         def bound(registration: Registration) -> BoundHandler:
-            kind = registration.data_class
-            data = None if kind is None else DataClass(kind, path)
-            return msgspec.structs.replace(bind(registration), data=data)
+            return msgspec.structs.replace(bind(registration), data_class=registration.data_class)
 
         return HandlersOfSource(
             {name: bound(each) for name, each in self._by_type.items()},

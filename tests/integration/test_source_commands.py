@@ -2,6 +2,8 @@
 
 import json
 import time
+from base64 import b64encode
+from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import attrs
 import pytest
 import trio
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from support.admin import TOKEN, administered
 from support.command_line import CommandLine
 from support.deliveries import memory_inbox
@@ -19,7 +22,7 @@ from sdk_trio import HandlerRegistry
 from sdk_trio.admin.follow import open_feed
 from sdk_trio.config import Settings
 from sdk_trio.records.deliveries import Dead, NewDelivery
-from sdk_trio.runtime.alerts import _last_of_upstream
+from sdk_trio.runtime.alerts import UpstreamArrivals
 from sdk_trio.storage.open import open_inbox
 from sdk_trio.webhooks.sources.schemes import Genuine, Keys, Scheme
 
@@ -280,6 +283,49 @@ async def test_the_feed_of_a_source_has_no_event_of_another() -> None:
     assert all(key.endswith(".@paddle") for key in keys)
 
 
+def public_key() -> str:
+    return (
+        f"whpk_{b64encode(Ed25519PrivateKey.generate().public_key().public_bytes_raw()).decode()}"
+    )
+
+
+@pytest.mark.usefixtures("token")
+async def test_a_source_that_only_verifies_is_shown_and_relayed_without_a_signature() -> None:
+    ai, *others = settings_of()
+    async with administered(Sources=[{**ai, "Secrets": [public_key()]}, *others]) as admin:
+        await put(admin, "ai", "evt_1")
+        await put(admin, "mail", "evt_1")
+
+        assert (await admin.api("/events/evt_1.@ai"))["headers"] == []
+        relayed: dict[str, Any] = {}
+        async with open_feed(
+            admin.url, token=TOKEN, after=0, kinds=("delivery",), relay=True
+        ) as feed:
+            async for message in feed:
+                if message["kind"] == "delivery":
+                    relayed[message["event"]["source"]] = message["event"]["headers"]
+                if len(relayed) == 2:
+                    break
+
+    assert relayed["ai"] == []
+    assert relayed["mail"]
+
+
+def test_a_source_signs_with_its_first_secret_that_can(
+    command_line: CommandLine, target: Target
+) -> None:
+    ai, *_ = settings_of()
+    sources = [{**ai, "Secrets": [public_key(), *ai["Secrets"]]}]
+    file = command_line.directory / "appsettings.json"
+    file.write_text(json.dumps({"Sdk": {"Sources": sources}}))
+
+    answer = command_line("events", "trigger", "a", "--source", "ai", "--url", target.url)
+
+    assert answer.status == 0
+    ((_, headers, body),) = target.requests
+    assert verified("ai", headers, body).type == "a"
+
+
 @pytest.mark.parametrize(
     ("arrived", "silent_since", "expected"),
     [
@@ -295,12 +341,31 @@ async def test_deliveries_of_sources_do_not_end_the_upstreams_silence(
     arrived: list[str], silent_since: float, expected: float | None
 ) -> None:
     inbox = memory_inbox()
-    for number, source in enumerate(arrived):
+    await arrive(inbox, arrived)
+
+    arrivals = UpstreamArrivals()
+    found = [await arrivals.last(inbox, silent_since, 1000.0) for _ in range(2)]
+
+    assert found == [expected, expected]
+
+
+async def arrive(inbox: Any, senders: Sequence[str], begin: int = 0) -> None:
+    """Add a delivery of each sender, one a second."""
+    for number, source in enumerate(senders, begin):
         signer = f"@{source}" if source else ""
         await inbox.park(
             NewDelivery(f"evt_{number}", "a", b"{}", number, float(number), signer=signer)
         )
 
-    last = await _last_of_upstream(inbox, silent_since=silent_since)
 
-    assert last == expected
+async def test_a_busy_source_does_not_hide_that_the_upstream_is_silent() -> None:
+    inbox, arrivals = memory_inbox(), UpstreamArrivals()
+    hour = 3600.0
+    await arrive(inbox, ["", *["stripe"] * 6000])
+    # More deliveries than one check reads: the upstream's may have come just before those.
+    assert await arrivals.last(inbox, 6100 - 2 * hour, 6100.0) == 1000.0
+    await arrive(inbox, ["stripe"] * 3000, begin=6001)
+
+    assert await arrivals.last(inbox, 9100 - 2 * hour, 9100.0) == 1000.0
+    await arrive(inbox, ["", "stripe"], begin=9100)
+    assert await arrivals.last(inbox, 9200 - 2 * hour, 9200.0) == 9100.0

@@ -107,6 +107,39 @@ async def _of(app: AppUnderTest, webhook_id: str) -> Any:
         yield record
 
 
+async def test_a_failure_is_that_of_the_own_source_where_two_have_equal_ids() -> None:
+    handlers = HandlerRegistry()
+
+    @handlers.source("stripe").on("a")
+    def fail(event: SourceEvent[None]) -> None:
+        raise ValueError("of stripe")
+
+    async with running_app(handlers, settings()) as app:
+        failed = await app.deliver("a", {}, source="stripe", webhook_id="evt_1")
+        other = await app.deliver("a", {}, source="mail", webhook_id="evt_1", expect="parked")
+
+    assert str(failed.exception) == "of stripe"
+    assert other.exception is None
+
+
+async def test_refusals_are_counted_by_source() -> None:
+    async with running_app(None, settings()) as app:
+        await send_exactly(app, BY_NAME["stripe"], {}, b"{}")
+        await send_exactly(app, BY_NAME["mail"], {}, b"{}", method="GET")
+        await app.deliver(b"{}")
+        counted = {
+            sample.labels: sample.value
+            for sample in app.runtime.receiver.samples()
+            if sample.name == "sdk_webhook_refusals_total" and sample.value
+        }
+
+    assert counted == {
+        (("cause", "missing_header"), ("source", "stripe")): 1,
+        (("cause", "method"), ("source", "mail")): 1,
+        (("cause", "not_an_event"),): 1,
+    }
+
+
 @EACH
 async def test_every_refusal_of_a_source_is_the_same_answer(sender: Sender) -> None:
     handlers, seen = recording()
@@ -204,9 +237,16 @@ class ModelInvoice(pydantic.BaseModel):
     amount_paid: int = 0
 
 
-@pytest.mark.parametrize(
-    "kind", [StructInvoice, AttrsInvoice, DataInvoice, ModelInvoice], ids=lambda one: one.__name__
-)
+@pydantic.dataclasses.dataclass
+class CheckedInvoice:
+    id: str
+    amount_paid: int = 0
+
+
+KINDS = [StructInvoice, AttrsInvoice, DataInvoice, ModelInvoice, CheckedInvoice]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda one: one.__name__)
 async def test_data_is_decoded_into_the_class_of_the_handler(
     kind: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -223,6 +263,35 @@ async def test_data_is_decoded_into_the_class_of_the_handler(
 
     assert seen == [kind(id="in_1", amount_paid=5), kind(id="in_2"), None]
     assert drifts == 2
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda one: one.__name__)
+async def test_no_log_line_has_content_of_a_body_that_differs_from_the_class(
+    kind: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    handlers = HandlerRegistry()
+    handlers.source("stripe").on("invoice.paid", kind)(lambda event: None)
+    with caplog.at_level(logging.INFO):
+        async with running_app(handlers, settings()) as app:
+            for data in ({"amount_paid": 771144}, {"id": "in_1", "amount_paid": "771144x"}, 771144):
+                await app.deliver("invoice.paid", data, source="stripe", expect="done")
+
+    assert "webhook.drifted" in caplog.text
+    assert "771144" not in caplog.text
+
+
+async def test_a_pydantic_dataclass_is_validated_by_its_own_validators() -> None:
+    @pydantic.dataclasses.dataclass
+    class Positive:
+        amount: pydantic.PositiveInt = 1
+
+    handlers = HandlerRegistry()
+    seen: list[Any] = []
+    handlers.source("stripe").on("a", Positive)(lambda event: seen.append(event.data))
+    async with running_app(handlers, settings()) as app:
+        await app.deliver("a", {"amount": -5}, source="stripe", expect="done")
+
+    assert seen == [Positive()]
 
 
 # -- keys of groups: pauses, policies, lanes -----------------------------------------------------
@@ -364,7 +433,9 @@ def of_order(event: "msgspec.Struct") -> None:
         (lambda own: [own.on("a")(nothing), own.on("a")(nothing)], "already has a handler"),
         (lambda own: own.on(nothing), "is a text"),
         (lambda own: own.on("")(nothing), "is a text"),
-        (lambda own: own.on("a", "Invoice")(nothing), "give a class"),
+        (lambda own: own.on("a", "Invoice")(nothing), "give a msgspec.Struct"),
+        (lambda own: own.on("a", int)(nothing), "give a msgspec.Struct"),
+        (lambda own: own.on("a", HandlerRegistry)(nothing), "give a msgspec.Struct"),
         (lambda own: own.on("a")(of_order), "takes Struct"),
         (lambda own: [own.fallback(nothing), own.fallback(nothing)], "already has a fallback"),
         (lambda own: own.on("a", ordered=True)(nothing), "needs enqueue=True"),

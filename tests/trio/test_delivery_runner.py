@@ -483,7 +483,7 @@ async def test_secrets_that_a_handler_quotes_are_masked_also_those_replaced_by_a
 
     bench = Bench.of(registry(quote), AccessToken="tok")
     await bench.runner.inline.run(arrival(webhook_id="m1"), bench.handler())
-    bench.runner.invocations.mask(settings(Webhooks__Secret=f"v1,{changed}"))
+    bench.runner.invocations.use(settings(Webhooks__Secret=f"v1,{changed}"))
     await bench.runner.inline.run(arrival(webhook_id="m2"), bench.handler())
     errors = [(await bench.inbox.get(name)).last_error for name in ("m1", "m2")]
     # Masking texts that are too short to be secrets would only garble messages.

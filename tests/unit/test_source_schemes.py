@@ -116,7 +116,9 @@ def test_the_published_vector_of_github_passes() -> None:
         ),
     ]
 
-    assert isinstance(verify(options, headers, b"Hello, World!"), Genuine)
+    # The signature matches; the body of the vector is no JSON.
+    assert cause(verify(options, headers, b"Hello, World!")) is Cause.NOT_AN_EVENT
+    assert cause(verify(options, headers, b"Hello, World?")) is Cause.NO_MATCH
 
 
 def test_the_published_vector_of_standard_webhooks_passes_under_both_names() -> None:
@@ -172,7 +174,9 @@ def test_the_published_vector_of_slack_passes_with_a_timestamp_in_the_signed_tex
         (b"x-kind", b"command"),
     ]
 
-    assert isinstance(verify(options, headers, body, now=1_531_420_618), Genuine)
+    # The signature matches; the body of the vector is a form.
+    assert cause(verify(options, headers, body, now=1_531_420_618)) is Cause.NOT_AN_EVENT
+    assert cause(verify(options, headers, body + b"0", now=1_531_420_618)) is Cause.NO_MATCH
 
 
 # -- what this package signs, the senders' own libraries accept ----------------------------------
@@ -373,6 +377,28 @@ def test_any_signed_body_gives_an_event_or_a_rejection(sender: Sender, body: byt
 
     if isinstance(verdict, Rejected):
         assert verdict.cause in (Cause.NOT_AN_EVENT, Cause.BAD_ID)
+
+
+NOT_JSON = (b"", b"payload=%7B%7D", b"{'a':1}", b'{"a":"\xff"}', b'{"a":"\\x"}', b"{}{}")
+
+
+@EACH
+@pytest.mark.parametrize("body", NOT_JSON)
+def test_a_signed_body_that_no_handler_can_read_is_refused(sender: Sender, body: bytes) -> None:
+    sent = sign_as(sender.options, sender.type, body, webhook_id=ID, timestamp=NOW)
+
+    assert cause(verify(sender.options, as_asgi(sent.headers), body)) is Cause.NOT_AN_EVENT
+
+
+ODD_JSON = (b'{"a":NaN}', b'{"a":"\\ud800"}', b'\xef\xbb\xbf{"a":1}', b"[" * 9000 + b"]" * 9000)
+
+
+@pytest.mark.parametrize("body", ODD_JSON, ids=lambda body: repr(body[:16]))
+def test_json_that_strict_decoders_refuse_is_an_event(body: bytes) -> None:
+    github = BY_NAME["github"]
+    sent = sign_as(github.options, "push", body, webhook_id=ID, timestamp=NOW)
+
+    assert isinstance(verify(github.options, as_asgi(sent.headers), body), Genuine)
 
 
 # -- places and forms of Scheme Hmac -------------------------------------------------------------

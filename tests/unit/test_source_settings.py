@@ -17,6 +17,7 @@ from sdk_trio.config.load import read_settings
 from sdk_trio.config.options.sources import SourceOptions
 from sdk_trio.errors import OptionsValidationError
 from sdk_trio.webhooks.sources.schemes import Genuine, Keys, Scheme
+from sdk_trio.webhooks.verdict import Cause, Rejected
 
 PAGES = sorted((Path(__file__).parents[2] / "docs" / "how-to").glob("source*.md"))
 
@@ -94,6 +95,9 @@ def test_a_source_has_a_route_of_its_name_or_its_own() -> None:
             {},
             "Sdk:Sources:0:Id must be a header",
         ),
+        ([{**OWN, "Prefix": "HMAC "}], {}, "Sdk:Sources:0:Prefix has a comma, a semicolon or a"),
+        ([{**OWN, "Prefix": "v1,"}], {}, "Sdk:Sources:0:Prefix has a comma, a semicolon or a"),
+        ([{**PLAIN, "Path": "/%7Eme"}], {}, "Sdk:Sources:0:Path must be a path"),
         ([{**OWN, "Type": "a b"}], {}, "Sdk:Sources:0:Type must be the name of a header"),
         (
             [PLAIN],
@@ -190,11 +194,14 @@ def test_the_settings_of_the_custom_page_verify_the_vector_of_that_senders_libra
         as_asgi(sent), b"hello-world", now=1_696_195_954, keys=Keys.of(options), tolerance=5
     )
 
-    assert isinstance(verdict, Genuine)
+    # The signature matches; the body of the vector is no JSON.
+    assert isinstance(verdict, Rejected)
+    assert verdict.cause is Cause.NOT_AN_EVENT
 
 
 def test_the_doctor_names_the_sources_that_can_be_replayed() -> None:
     senders = [BY_NAME[name].options for name in ("stripe", "github", "paddle")]
+    senders.append(replace(senders[2], name="other", id="X-Id"))
     mapping = {"Webhooks:Secret": SECRET}
     settings = replace(Settings.from_mapping(mapping, standalone=True), sources=tuple(senders))
     report = Report("replays")
@@ -206,3 +213,5 @@ def test_the_doctor_names_the_sources_that_can_be_replayed() -> None:
     assert "only deduplication stops a replay" in said["Sdk:Sources:1"]
     assert "its id is not signed either" in said["Sdk:Sources:1"]
     assert "signs a timestamp" in said["Sdk:Sources:2"]
+    assert "not signed" not in said["Sdk:Sources:2"]
+    assert "its id is not signed" in said["Sdk:Sources:3"]

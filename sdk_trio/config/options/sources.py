@@ -18,7 +18,9 @@ class SourceOptions(Section, frozen=True, kw_only=True):
     path: Annotated[
         str | None,
         about(
-            "Route that receives its deliveries.", form=Form.ROUTE, default_note="/hooks/ and Name"
+            "Route that receives its deliveries.",
+            form=Form.RECEIVER_ROUTE,
+            default_note="/hooks/ and Name",
         ),
     ] = None
     scheme: Annotated[

@@ -116,7 +116,7 @@ class WebhooksOptions(Section, frozen=True, kw_only=True):
         ),
     ] = ()
     path: Annotated[
-        str, about("Route that receives deliveries.", form=Form.ROUTE, required=True)
+        str, about("Route that receives deliveries.", form=Form.RECEIVER_ROUTE, required=True)
     ] = "/hooks/sdk"
     # The sender's scheme counts, not that of the connection behind the proxy.
     require_https: Annotated[

@@ -26,6 +26,7 @@ from ...config.fields import HmacAlgorithm, HmacEncoding, KeyDerivation, SourceS
 from ...config.options.sources import SourceOptions
 from ...config.secret import parse_secret
 from ...events.decoding import MAX_TYPE_LENGTH
+from ...events.values import is_json
 from ...records.synthetic import is_synthetic
 from ..signature import MAX_ENTRIES, MAX_ID_BYTES, Keyring, is_valid_id
 from ..verdict import Accepted, Cause, Delivery, Rejected, outside_tolerance, verify_delivery
@@ -251,6 +252,8 @@ class Scheme(msgspec.Struct, frozen=True):
             Delivery(headers, body, now), keyring, tolerance_seconds=tolerance
         )
         if isinstance(verdict, Accepted):
+            if not is_json(body):
+                return _NOT_JSON
             return self._named(headers, body, verdict.webhook_id, verdict.timestamp)
         if self.svix:
             return Rejected(verdict.cause, verdict.detail.replace("webhook-", "svix-"))
@@ -293,7 +296,10 @@ class Scheme(msgspec.Struct, frozen=True):
             seconds = moment
         if not _matches(scheme, keys, body, offered, webhook_id, at):
             return _NO_MATCH
-        # From here on the body is the sender's.
+        # From here on the body is the sender's. Handlers read it as JSON, also if all places are
+        # headers.
+        if not is_json(body):
+            return _NOT_JSON
         if scheme.timestamp is not None and scheme.timestamp.header is None:
             moment = _recent(scheme.timestamp.read(headers, body), now, tolerance)
             if isinstance(moment, Rejected):
@@ -411,6 +417,9 @@ _BAD_TIMESTAMP: Final = Rejected(
 )
 _BAD_ID: Final = Rejected(
     Cause.BAD_ID, f"the id of the event must be text of 1 to {_MAX_SENT_ID_BYTES} bytes."
+)
+_NOT_JSON: Final = Rejected(
+    Cause.NOT_AN_EVENT, "the body is not JSON in UTF-8: have the sender send JSON."
 )
 _NO_TYPE: Final = Rejected(
     Cause.NOT_AN_EVENT,

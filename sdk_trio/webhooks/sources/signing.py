@@ -11,7 +11,7 @@ from ...config import Secret
 from ...config.check_sources import DERIVATIONS
 from ...config.fields import KeyDerivation
 from ...config.options.sources import SourceOptions
-from ...config.secret import parse_secret
+from ...config.secret import first_signing, parse_secret
 from ..signed_request import sign_body
 from .places import DeliveryPlace, with_member
 from .schemes import HmacScheme, Layout, Scheme, digest_of, id_of, layout_of
@@ -76,14 +76,14 @@ def sign_as(
         body: the exact bytes.
         webhook_id: the sender's id, for schemes that have it in a header; None: a new one.
         timestamp: of the attempt, in Unix seconds.
-        secret: signs; None: the first one of the source.
+        secret: signs; None: the first one of the source that can.
 
     Raises:
         ValueError: the source has no secret, or nothing can be signed with it.
     """
-    chosen = secret or next(iter(options.secrets), None)
+    chosen = secret or first_signing(options.secrets)
     if chosen is None:
-        raise ValueError(f"source {options.name} has no secret")
+        raise ValueError(f"source {options.name} has no secret that can sign")
     scheme = Scheme.of(options)
     identifier = new_id() if webhook_id is None else webhook_id
     headers = {"content-type": "application/json", **_type_header(scheme.layout, event_type)}
