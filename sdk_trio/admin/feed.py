@@ -379,12 +379,14 @@ class Feed:
 
     async def _talk(self, socket: "WebSocketConnection", listener: _Listener) -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._hear, socket, nursery.cancel_scope)
+            nursery.start_soon(self._reject_messages, socket, nursery.cancel_scope)
             nursery.start_soon(_ping, socket)
             await self._send_changes(socket, listener)
             nursery.cancel_scope.cancel()
 
-    async def _hear(self, socket: "WebSocketConnection", scope: trio.CancelScope) -> None:
+    async def _reject_messages(
+        self, socket: "WebSocketConnection", scope: trio.CancelScope
+    ) -> None:
         """End the conversation if the listener sends a message: it has nothing to send.
 
         A client that sends frames without end would take the time that deliveries need.

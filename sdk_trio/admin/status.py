@@ -263,7 +263,7 @@ class StoreObserver:
             except (NotRunningError, StoreUnavailableError) as error:
                 self._failed_looks += 1
                 self._written_at = -inf
-                self._say(str(error))
+                self._set_fault(str(error))
                 await trio.sleep(PAUSE_SECONDS)
 
     async def _try_writing(self, inbox: Inbox) -> None:
@@ -276,7 +276,7 @@ class StoreObserver:
             self._writing_since = inf
         self._written_at = trio.current_time()
         self._clock_offset = await inbox.clock_offset()
-        self._say(None)
+        self._set_fault(None)
 
     async def _count(self, inbox: Inbox, tenants: TenantCounts | None) -> None:
         begun = trio.current_time()
@@ -303,7 +303,7 @@ class StoreObserver:
             return None
         return usage.free, usage.total
 
-    def _say(self, fault: str | None) -> None:
+    def _set_fault(self, fault: str | None) -> None:
         self._fault = fault
         self._wake()
 

@@ -53,7 +53,7 @@ def pause_arguments(parser: ArgumentParser) -> None:
 
 
 def pause(arguments: Namespace) -> int:
-    """Let events of these types wait in the store, until they are resumed.
+    """Pause events of these types: they wait in the store until they are resumed.
 
     Raises:
         UsageError: the glob or the time cannot be used.

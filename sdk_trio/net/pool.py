@@ -313,7 +313,7 @@ class ConnectionPool:
     def _begin_race(self, lane: OriginConnections, now: float) -> None:
         """Mark attempts that already hang as overdue, for the first waiting request.
 
-        Otherwise it would wait out their patience, although they were slow before it came.
+        Otherwise it would wait until each becomes overdue, although they were slow before it came.
         """
         usual = 2 * lane.connect_seconds
         lane.patience = min(max(RACE_SECONDS, usual), LONGEST_RACE_SECONDS)

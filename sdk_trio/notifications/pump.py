@@ -507,13 +507,15 @@ class NotificationPump:
     async def _poll(self, *, first: bool = False) -> bool:
         """Poll once; return True if more transitions need messages."""
         now = self._clock()
-        seen = await self._store.look(self._repeatable, now=now)
+        seen = await self._store.poll(self._repeatable, now=now)
         for name in seen.due:
             self._runners[name].wake()
         # A poll reads a few pages twice a second; it writes only if there is something new.
         if not (first or seen.new_transitions):
             return False
-        done = await self._store.enlist(self._repeatable, now=now, oldest=now - NEWS_SECONDS)
+        done = await self._store.create_messages(
+            self._repeatable, now=now, oldest=now - NEWS_SECONDS
+        )
         if done.skipped:
             _log.warning("notification.left_out", messages=done.skipped)
         if done.pending:

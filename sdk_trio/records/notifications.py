@@ -13,7 +13,7 @@ from .states import RETRIABLE as RETRIABLE
 from .states import NotificationState as NotificationState
 from .tenants import OutboxRecord
 
-#: The checkpoint with the sequence of the last transition whose messages were enlisted, or SILENT
+#: The checkpoint with the sequence of the last transition whose messages were created, or SILENT
 #: while notifications are off. It does not exist before the first of either.
 POSITION = "notifications"
 SILENT = "off"
@@ -78,8 +78,8 @@ class NotificationRecord:
 
 
 @attrs.frozen
-class Enlisted:
-    """The result of ``enlist``: new messages, skipped messages, and whether more remain."""
+class CreatedMessages:
+    """The result of ``create_messages``: new and skipped messages, and whether more remain."""
 
     pending: int
     skipped: int
@@ -87,7 +87,7 @@ class Enlisted:
 
 
 @attrs.frozen
-class Lookout:
+class OutboxPoll:
     """Whether there are transitions without messages, and the channels with messages to send."""
 
     new_transitions: bool

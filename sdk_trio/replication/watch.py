@@ -408,7 +408,7 @@ class Watcher:
     async def _poll(self) -> None:
         """Compare the databases with the last poll, and apply a change that is due."""
         try:
-            seen = await self._see()
+            seen = await self._read_databases()
             if seen != self._seen:
                 self._seen = seen
                 self._debounce.note(trio.current_time())
@@ -420,7 +420,7 @@ class Watcher:
         else:
             self._complaint = ""
 
-    async def _see(self) -> Sequence[TenantDatabaseFile]:
+    async def _read_databases(self) -> Sequence[TenantDatabaseFile]:
         """Return the databases of the active tenants."""
         if self._active is None:
             self._active = await self._tenants.all(status=TenantStatus.ACTIVE)

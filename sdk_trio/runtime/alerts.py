@@ -211,7 +211,7 @@ class Alerts:
         return since
 
     def _not_ahead(self, name: str, at: float, now: float) -> float:
-        """Return ``at``; if the clock was set back, the time since which it is in the future."""
+        """Return ``at``; if it is in the future, the time at which this was first seen."""
         since = self._note(name, at > now, now)
         return at if since is None else since
 

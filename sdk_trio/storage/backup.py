@@ -30,9 +30,9 @@ from .admission import LeaseTerms
 from .copying import (
     Report,
     TransferError,
+    check_target_file,
     count_rows,
     filling_file,
-    look_at_file,
     opened,
     put_in_place,
     remove_file,
@@ -383,7 +383,7 @@ def put_file(
         StorageError: it cannot be used.
         OSError: the disk failed.
     """
-    look_at_file(target)
+    check_target_file(target)
     report("put in place", 0)
     with opened(file, apsw.SQLITE_OPEN_READWRITE) as side:
         side.connection.execute("BEGIN IMMEDIATE")

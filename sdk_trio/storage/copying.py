@@ -38,7 +38,7 @@ REPORT_ROWS = 1_000
 # timeline (storage.engines.postgres_failover).
 _LEFT_OUT = {"checkpoint": "WHERE name NOT IN ('storage.wiped', 'storage.timeline')"}
 
-#: Tables whose numbers are never given twice.
+#: Tables whose numbers are never reused.
 _NUMBERED = ("audit", "outbox")
 
 #: Tables with rows in an unused store, too: each start writes them.
@@ -208,7 +208,7 @@ class _Tally:
         return Copied(self._rows, self._hash.hexdigest())
 
 
-# Sequences have no other gaps than those that the number of removed ones accounts for.
+# The number of removed arrivals accounts for every gap in the sequences.
 _TALLY = """
 UPDATE tally SET number = CASE name WHEN 'last' THEN :last
     WHEN 'removed' THEN :last - (SELECT count(*) FROM arrival) ELSE number END
@@ -353,7 +353,7 @@ def filling_file(file: Path) -> Path:
     return file.with_name(f"{file.name}.filling")
 
 
-def look_at_file(file: Path, *, moved: bool = False) -> bool:
+def check_target_file(file: Path, *, moved: bool = False) -> bool:
     """Return whether an earlier move to ``file`` was not completed; ``file`` may be replaced.
 
     Args:

@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     # Most receivers have no tenants, and start without these modules.
     from ..records.alerts import Alert, AlertBook, AlertMessage
     from ..records.notifications import (
+        CreatedMessages,
         DueNotifications,
-        Enlisted,
-        Lookout,
         NotificationId,
         NotificationRecord,
         NotificationState,
+        OutboxPoll,
         Recovered,
         SendResult,
     )
@@ -519,9 +519,9 @@ class TenantStore(Protocol):
         """Replace the tenant's row by ``tenant``, whose version is one above the stored one.
 
         ``announced``: the process that makes the change has notifications enabled. Its first
-        transition sets the position of :meth:`NotificationStore.enlist` to just before itself,
-        unless the position was set or notifications were switched off before. A command may make
-        such a transition while the first daemon starts.
+        transition sets the position of :meth:`NotificationStore.create_messages` to just before
+        itself, unless the position was set or notifications were switched off before. A command may
+        make such a transition while the first daemon starts.
 
         Raises:
             TenantConflictError: the stored version is another one; nothing is changed.
@@ -591,7 +591,7 @@ class TenantStore(Protocol):
     async def outbox(
         self, *, after_sequence: int = 0, limit: int = 100
     ) -> "Sequence[OutboxRecord]":
-        """List transitions, oldest first. A sequence is never given twice, nor out of order."""
+        """List transitions, oldest first. Sequences are never reused, and they increase."""
         ...
 
     async def revision(self) -> int:
@@ -655,13 +655,13 @@ class NotificationStore(Protocol):
     repeatable, and is ``unknown`` otherwise.
     """
 
-    async def enlist(
+    async def create_messages(
         self, channels: Mapping[str, bool], *, now: float, oldest: float, limit: int = 500
-    ) -> "Enlisted":
+    ) -> "CreatedMessages":
         """Give the next ``limit`` transitions a message on each of ``channels``.
 
         ``channels`` maps each channel to whether its messages are repeatable. The position is the
-        last transition that was enlisted; the next ones follow it. The first call ever, and the
+        last transition that has messages; the next ones follow it. The first call ever, and the
         first after :meth:`switch_off`, only set the position to the newest transition, so older
         ones are not announced. An announced transition may have set it before
         (:meth:`TenantStore.change`). Transitions before ``oldest`` (Unix seconds) get messages that
@@ -670,14 +670,14 @@ class NotificationStore(Protocol):
         ...
 
     async def switch_off(self) -> None:
-        """Stop announcing. Transitions before the next :meth:`enlist` are never announced.
+        """Stop announcing. Transitions before the next :meth:`create_messages` are never announced.
 
         Waiting messages are unchanged.
         """
         ...
 
-    async def look(self, channels: Mapping[str, bool], *, now: float) -> "Lookout":
-        """Return whether ``enlist`` or ``take_due`` would find anything; change nothing."""
+    async def poll(self, channels: Mapping[str, bool], *, now: float) -> "OutboxPoll":
+        """Return whether ``create_messages`` or ``take_due`` would find anything; only read."""
         ...
 
     async def take_due(self, channel: str, *, limit: int, now: float) -> "DueNotifications":

@@ -21,12 +21,12 @@ from .copying import (
     Side,
     SqliteSide,
     TransferError,
+    check_target_file,
     copy,
     count_rows,
     digests,
     filled_table,
     filling_file,
-    look_at_file,
     new_file,
     opened,
     put_in_place,
@@ -226,7 +226,7 @@ def plan_to_postgres(file: Path, address: PostgresAddress) -> TransferPlan:
         )
         with address.connected(patient=True) as connection:
             try:
-                begun = _look_at_database(connection, address, moved=moved)
+                begun = _check_target_database(connection, address, moved=moved)
             except StorageError as error:
                 return attrs.evolve(plan, refusal=str(error))
         return attrs.evolve(plan, begun=begun)
@@ -248,7 +248,7 @@ def move_to_postgres(file: Path, address: PostgresAddress, *, report: Report) ->
     """
     with _written(file) as source, address.connected(patient=True) as connection:
         moved = _version_of_source(source) == MOVED
-        _look_at_database(connection, address, moved=moved)
+        _check_target_database(connection, address, moved=moved)
         if moved:
             copied = digests(source, report)
             require_filled(connection, address, copied, report)
@@ -289,7 +289,7 @@ def _version_of_source(source: SqliteSide) -> int:
     return version
 
 
-def _look_at_database(
+def _check_target_database(
     connection: StoreConnection, address: PostgresAddress, *, moved: bool
 ) -> bool:
     """Return whether an earlier move to the database was not completed.
@@ -335,7 +335,7 @@ def fill_database(
         StoreLockedError: a program works on it.
         StorageError: it cannot be used.
     """
-    if not _look_at_database(connection, address, moved=False):
+    if not _check_target_database(connection, address, moved=False):
         migrate(address)
     with copying(connection, address) as target:
         target.lock()
@@ -382,7 +382,7 @@ def plan_to_sqlite(address: PostgresAddress, file: Path) -> TransferPlan:
             source=source.place, target=str(file), rows=count_rows(source.tx), left_behind=()
         )
         try:
-            begun = look_at_file(file, moved=version == MOVED)
+            begun = check_target_file(file, moved=version == MOVED)
             source.require_alone()
         except StorageError as error:
             return attrs.evolve(plan, refusal=str(error))
@@ -407,7 +407,7 @@ def move_to_sqlite(address: PostgresAddress, file: Path, *, report: Report) -> T
     with address.connected(patient=True) as connection, copying(connection, address) as source:
         moved = _version_of_database(source, address) == MOVED
         source.lock()
-        look_at_file(file, moved=moved)
+        check_target_file(file, moved=moved)
         copied = digests(source, report) if moved else _fill_file(source, file, report)
         with opened(file) as target:
             require_equal(copied, digests(target, report), target.place)

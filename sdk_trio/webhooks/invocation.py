@@ -30,10 +30,10 @@ from .effects import Conclusions
 from .handler import refuse_result
 from .outcomes import (
     Failure,
-    comes_of,
     describe_error,
     divide,
     ending_of,
+    is_caused_by,
     only_asks,
     place_of,
     post_failure,
@@ -373,7 +373,7 @@ class Invocations:
         self, handler: BoundHandler, event: Event[Any], error: BaseException
     ) -> Failure:
         seconds = self._timed_out.get(event.key)
-        if seconds is not None and comes_of(error, trio.Cancelled):
+        if seconds is not None and is_caused_by(error, trio.Cancelled):
             own = handler.policy.timeout is not None
             return queued_timeout_failure(handler.name, seconds, own=own)
         # There may be too little memory, or the exception may have a kind that no rule here
@@ -392,7 +392,7 @@ class Invocations:
             type_name(error),
             place_of(error) or handler.place,
             traceback_of(error, self._secrets) if traced else None,
-            self._is_cancelled() and comes_of(error, trio.Cancelled),
+            self._is_cancelled() and is_caused_by(error, trio.Cancelled),
             asked,
             ends=ends,
         )

@@ -342,7 +342,7 @@ def _joined(parts: Sequence[BaseException]) -> BaseException | None:
     return parts[0] if parts else None
 
 
-def comes_of(error: BaseException, kind: type[BaseException]) -> bool:
+def is_caused_by(error: BaseException, kind: type[BaseException]) -> bool:
     """Return whether an exception, or a part of it, was raised while a ``kind`` was handled."""
     return any(is_a(found, kind) for found in chain_of(error))
 

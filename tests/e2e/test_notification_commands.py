@@ -59,11 +59,11 @@ async def seed(shell: Shell, *endings: NotificationState) -> None:
     async with stores_of("sqlite", shell.directory) as stores:
         store = await stores.open("seed")
         notifications = store.notifications
-        await notifications.enlist({}, now=0.0, oldest=0.0)
+        await notifications.create_messages({}, now=0.0, oldest=0.0)
         for number, state in enumerate(endings):
             now = time.time()
             await transition(store, f"t{number}", now=now)
-            await notifications.enlist({"email": False}, now=now, oldest=0.0)
+            await notifications.create_messages({"email": False}, now=now, oldest=0.0)
             (record,) = (await notifications.take_due("email", limit=9, now=now)).records
             await notifications.start(record.id, now=now)
             await notifications.finish(record.id, SendResult(state, "it is so"), now=now)

@@ -209,7 +209,7 @@ async def test_kill_9_at_random_points_loses_nothing_and_repeats_nothing(daemon:
         providers.kill = lambda: daemon.send_signal(signal.SIGKILL)
         async with daemon.store() as inbox:
             # As an earlier start would have done: transitions from now on are announced.
-            await inbox.notifications.enlist({}, now=0.0, oldest=0.0)
+            await inbox.notifications.create_messages({}, now=0.0, oldest=0.0)
             for number in range(TRANSITIONS):
                 await transition(inbox, f"t{number:05}", now=time.time())
         kills = 0

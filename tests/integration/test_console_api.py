@@ -270,9 +270,9 @@ async def test_messages_are_listed_previewed_and_sent_again():
         await service.add("acme", name="Acme & Sons")
         await service.deactivate("acme", reason="contract ended")
         store = admin.runtime.receiver.whole_store.notifications
-        await store.enlist({"email": False}, now=1.0, oldest=0.0)
+        await store.create_messages({"email": False}, now=1.0, oldest=0.0)
         await service.reactivate("acme")
-        await store.enlist({"email": False}, now=1.0, oldest=2.0**40)
+        await store.create_messages({"email": False}, now=1.0, oldest=2.0**40)
         (row,) = await admin.api("/notifications?tenant=acme&state=skipped")
         assert row["channel"] == "email"
         shown = (

@@ -41,10 +41,10 @@ async def seed(doctor, *endings, age=0.0):
     now = time.time() - age
     async with stores_of("sqlite", doctor.data) as stores:
         store = await stores.open("seed")
-        await store.notifications.enlist({}, now=0.0, oldest=0.0)
+        await store.notifications.create_messages({}, now=0.0, oldest=0.0)
         for number, state in enumerate(endings):
             await transition(store, f"t{number}", now=now)
-            await store.notifications.enlist({"email": False}, now=now, oldest=0.0)
+            await store.notifications.create_messages({"email": False}, now=now, oldest=0.0)
             if state is not None:
                 (record,) = (await store.notifications.take_due("email", limit=9, now=now)).records
                 await store.notifications.start(record.id, now=now)

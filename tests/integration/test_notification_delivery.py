@@ -285,7 +285,7 @@ async def test_two_owners_of_one_store_never_send_the_same_message(stores: Store
             await transition(first, f"t{number}", now=time.time())
             one.wake()
             other.wake()
-        # The last one may not be enlisted yet when all the others are sent.
+        # The last one may not have its message yet when all the others are sent.
         await until(lambda: len(channels[0].begun + channels[1].begun) >= 60)
         await until(all_in(first, "sent"))
     begun = channels[0].begun + channels[1].begun
@@ -303,7 +303,7 @@ async def test_cancelled_at_any_point_nothing_is_lost_or_stuck_or_sent_twice(
     """Cancel after each number of the loop's steps; the next owner finishes the rest."""
     lasting = {"lease_seconds": 10 * PATIENCE_SECONDS}
     first = await stores.open("start", **lasting)
-    await first.notifications.enlist({}, now=0.0, oldest=0.0)
+    await first.notifications.create_messages({}, now=0.0, oldest=0.0)
     sent: list[str] = []
     for steps in range(45):
         store = await stores.open(f"o{steps}", **lasting)
@@ -344,16 +344,16 @@ async def test_cancelled_at_any_point_nothing_is_lost_or_stuck_or_sent_twice(
 async def test_a_retry_is_handed_out_at_its_time_and_not_before(stores: Stores) -> None:
     store = await stores.open("a")
     notifications = store.notifications
-    await notifications.enlist({}, now=0.0, oldest=0.0)
+    await notifications.create_messages({}, now=0.0, oldest=0.0)
     await transition(store, now=1.0)
-    await notifications.enlist({"sms": False}, now=1.0, oldest=0.0)
+    await notifications.create_messages({"sms": False}, now=1.0, oldest=0.0)
     (record,) = (await notifications.take_due("sms", limit=5, now=1.0)).records
     await notifications.start(record.id, now=1.0)
     again = SendResult(NotificationState.RETRYING, "answered 503", next_attempt_at=9.0)
     assert await notifications.finish(record.id, again, now=2.0)
     early = await notifications.take_due("sms", limit=5, now=8.9)
     assert (early.records, early.next_due_at) == ([], 9.0)
-    assert (await notifications.look({"sms": False}, now=8.9)).due == frozenset()
-    assert (await notifications.look({"sms": False}, now=9.0)).due == {"sms"}
+    assert (await notifications.poll({"sms": False}, now=8.9)).due == frozenset()
+    assert (await notifications.poll({"sms": False}, now=9.0)).due == {"sms"}
     (record,) = (await notifications.take_due("sms", limit=5, now=9.0)).records
     assert (record.attempts, record.reason) == (1, "answered 503")

@@ -77,10 +77,10 @@ class NotificationMachine(RuleBasedStateMachine):
     )
     def begin(self, drawn: bool, happened: list[str], begun: list[tuple[int, str, int]]) -> None:
         if drawn:
-            self.enlist(by=0, only=None, limit=500)
+            self.create_messages(by=0, only=None, limit=500)
         for tenant in happened:
             self.happen(by=0, tenant=tenant, announced=not drawn)
-        self.enlist(by=0, only=None, limit=500)
+        self.create_messages(by=0, only=None, limit=500)
         for by, channel, steps in begun:
             self.take_due(by=by, channel=channel, limit=1)
             if steps:
@@ -104,11 +104,11 @@ class NotificationMachine(RuleBasedStateMachine):
         self.position, self.silent = None, True
 
     @rule(by=who, only=st.sampled_from((None, None, "email")), limit=st.sampled_from((1, 500)))
-    def enlist(self, by: int, only: str | None, limit: int) -> None:
+    def create_messages(self, by: int, only: str | None, limit: int) -> None:
         chosen = {n: r for n, r in CHANNELS.items() if only in (None, n)}
         oldest = self.now - 50
         done = self.loop(
-            lambda: self.store(by).enlist(chosen, now=self.now, oldest=oldest, limit=limit)
+            lambda: self.store(by).create_messages(chosen, now=self.now, oldest=oldest, limit=limit)
         )
         pending = skipped = 0
         for id, row in self.rows.items():
@@ -301,7 +301,7 @@ class NotificationMachine(RuleBasedStateMachine):
 
     @invariant()
     def a_poll_finds_the_due_messages(self) -> None:
-        look = self.loop(lambda: self.store(0).look(CHANNELS, now=self.now))
+        look = self.loop(lambda: self.store(0).poll(CHANNELS, now=self.now))
         behind = self.position is None or max(self.outbox, default=0) > self.position
         assert look.new_transitions == behind
         due = {

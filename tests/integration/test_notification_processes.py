@@ -99,7 +99,7 @@ async def test_two_processes_send_no_message_twice_and_one_continues_alone(
     senders: Senders,
 ) -> None:
     store: Any = await SqliteInbox.open(senders.file, owner="command", **TERMS)
-    await store.notifications.enlist({}, now=0.0, oldest=0.0)
+    await store.notifications.create_messages({}, now=0.0, oldest=0.0)
     made = 0
 
     async def happen_until(enough: Any) -> None:

@@ -435,7 +435,7 @@ async def test_a_message_is_written_for_each_transition_whatever_the_order(store
             slow.execute(_TRANSITION.format(id="one"))
             store.execute(_TRANSITION.format(id="two"))
             for _ in range(2):
-                await inbox.notifications.enlist(channels, now=2.0, oldest=0.0)
+                await inbox.notifications.create_messages(channels, now=2.0, oldest=0.0)
                 slow.commit()
         messages = await inbox.notifications.find()
         assert [each.outbox.tenant_id for each in messages] == ["two", "one"]

@@ -128,7 +128,7 @@ async def fill(inbox, rounds: int = 1) -> None:
     await inbox.tenants.change(
         suspended, audit(AuditAction.SUSPENDED, 2.5), transition, announced=True
     )
-    await inbox.notifications.enlist({"email": False, "log": True}, now=3.0, oldest=0.0)
+    await inbox.notifications.create_messages({"email": False, "log": True}, now=3.0, oldest=0.0)
     alert = Alert(name=AlertName.SILENCE, detail="so", opened_at=1.5, sent=(1.5, 2.25))
     message = AlertMessage(
         id="m1",

@@ -385,7 +385,7 @@ class Failing:
         return call
 
 
-METHODS = ("look", "enlist", "take_due", "start", "finish", "renew", "purge")
+METHODS = ("poll", "create_messages", "take_due", "start", "finish", "renew", "purge")
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -433,10 +433,10 @@ async def test_a_process_that_dies_while_sending_leaves_it_unknown_or_due(
     autojump_clock: MockClock,
 ) -> None:
     store = new_store("dead")
-    await store.notifications.enlist({}, now=now(), oldest=0.0)
+    await store.notifications.create_messages({}, now=now(), oldest=0.0)
     await transition(store, now=now())
     both = {"sms": False, "webhook": True}
-    await store.notifications.enlist(both, now=now(), oldest=0.0)
+    await store.notifications.create_messages(both, now=now(), oldest=0.0)
     for name in both:
         (record,) = (await store.notifications.take_due(name, limit=1, now=now())).records
         assert await store.notifications.start(record.id, now=now())

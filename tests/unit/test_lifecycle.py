@@ -22,9 +22,9 @@ from sdk_trio.webhooks.outcomes import (
     after_inline_failure,
     after_process_ends,
     after_queued_failure,
-    comes_of,
     describe_error,
     divide,
+    is_caused_by,
     must_run_alone,
     place_of,
     traceback_of,
@@ -231,5 +231,5 @@ def test_a_group_is_divided_and_what_an_error_comes_of_is_found_in_it():
     with pytest.raises(ValueError, match=r"^$") as caught:
         fail()
     caught.value.__cause__ = caught.value  # a circle ends, too
-    assert comes_of(ExceptionGroup("one", [caught.value]), KeyError)
-    assert not comes_of(caught.value, OSError)
+    assert is_caused_by(ExceptionGroup("one", [caught.value]), KeyError)
+    assert not is_caused_by(caught.value, OSError)

@@ -235,7 +235,7 @@ def test_every_statement_finds_its_rows_by_an_index(tx: SqliteTransaction) -> No
         tenants.counts(tx)
         tenants.audit_rows(tx, "acme", limit=9)
         tenants.transitions(tx, limit=9)
-        notifications.look(tx, {"email": False}, now=1.0)
+        notifications.poll(tx, {"email": False}, now=1.0)
     tx.connection.execute("ROLLBACK TO plans; RELEASE plans")
     assert len(found) > 60
     whole = {

@@ -153,7 +153,7 @@ class Deliveries:
         self.by_key[row.key] = row
         self.by_sequence[row.sequence] = row
         self.held_bytes += row.held_bytes
-        self._enlist(row)
+        self._add_to_indexes(row)
         self.changes += 1
 
     def reserve(self, wanted: int) -> bool:
@@ -168,16 +168,16 @@ class Deliveries:
     def change(self, row: MemoryRow, state: DeliveryState, **values: Any) -> None:
         """Set the new state of ``row``, which is not done, and other fields by name."""
         self.changes += 1
-        self._strike(row)
+        self._remove_from_indexes(row)
         row.state = state
         for name, value in values.items():
             setattr(row, name, value)
-        self._enlist(row)
+        self._add_to_indexes(row)
 
     def finish(self, row: MemoryRow, now: float) -> None:
         """Mark an unfinished ``row`` as done, and drop its body."""
         self.changes += 1
-        self._strike(row)
+        self._remove_from_indexes(row)
         self.held_bytes -= row.held_bytes
         row.held_bytes = 0
         row.state = DeliveryState.DONE
@@ -235,7 +235,7 @@ class Deliveries:
         """Remove ``row``, which is not done."""
         self._drop(row)
         self.held_bytes -= row.held_bytes
-        self._strike(row)
+        self._remove_from_indexes(row)
         self.changes += 1
 
     def erase(self, tenant_id: str) -> int:
@@ -396,7 +396,7 @@ class Deliveries:
 
     # -- indexes ---------------------------------------------------------------------------------
 
-    def _enlist(self, row: MemoryRow) -> None:
+    def _add_to_indexes(self, row: MemoryRow) -> None:
         state = row.state
         self.states[state] += 1
         if state in _MAY_BE_SET_ASIDE and _is_set_aside(row):
@@ -406,7 +406,7 @@ class Deliveries:
             if row.ordered and row.subject is not None:
                 self._lanes.setdefault((row.tenant_id, row.subject), set()).add(row.sequence)
 
-    def _strike(self, row: MemoryRow) -> None:
+    def _remove_from_indexes(self, row: MemoryRow) -> None:
         state = row.state
         self.states[state] -= 1
         if row.sequence in self.set_aside:

@@ -12,12 +12,12 @@ from ...records.notifications import (
     POSITION,
     SILENT,
     SWITCHED_OFF,
+    CreatedMessages,
     DueNotifications,
-    Enlisted,
-    Lookout,
     NotificationId,
     NotificationRecord,
     NotificationState,
+    OutboxPoll,
     Recovered,
     SendResult,
     too_old,
@@ -66,7 +66,7 @@ SELECT EXISTS (SELECT 1 FROM notification
 
 
 def position(tx: SqlTransaction, *, lock: bool = False) -> int | None:
-    """Return the sequence of the last enlisted transition; None: not set, or switched off."""
+    """Return the sequence of the last transition with messages; None: not set, or switched off."""
     query = "SELECT value FROM checkpoint WHERE name = :name"
     row = tx.one(f"{query} FOR UPDATE" if lock else query, name=POSITION)
     return None if row is None or row[0] == SILENT else int(row[0])
@@ -77,11 +77,11 @@ def _newest(tx: SqlTransaction) -> int:
     return newest or 0
 
 
-def look(tx: SqlTransaction, channels: Mapping[str, bool], *, now: float) -> Lookout:
+def poll(tx: SqlTransaction, channels: Mapping[str, bool], *, now: float) -> OutboxPoll:
     """Return whether there are new transitions, and the channels with due messages."""
     reached = position(tx)
     due = [channel for channel in channels if tx.all(_HAS_DUE, channel=channel, now=now)[0][0]]
-    return Lookout(reached is None or _newest(tx) > reached, frozenset(due))
+    return OutboxPoll(reached is None or _newest(tx) > reached, frozenset(due))
 
 
 def get(tx: SqlTransaction, id: NotificationId) -> NotificationRecord | None:
@@ -170,22 +170,22 @@ WHERE {sendable()} AND state IN ('pending', 'retrying') AND lease_owner IS NULL
 """
 
 
-def enlist(
+def create_messages(
     tx: SqlTransaction,
     channels: Mapping[str, bool],
     *,
     now: float,
     oldest: float,
     limit: int = 500,
-) -> Enlisted:
+) -> CreatedMessages:
     """Give the next transitions their messages, and skip messages that wait on other channels."""
     skipped = tx.run(_SKIP_OTHERS, reason=SWITCHED_OFF, now=now, channels=list(channels))
-    # Locked, so that only one of two processes enlists a transition, and the position only grows.
+    # Locked, so that only one of two processes creates the messages, and the position only grows.
     reached = position(tx, lock=True)
     # First run: start at the newest transition; older ones are not announced (ADR 13).
     if reached is None:
         _set_first_position(tx)
-        return Enlisted(0, skipped, more=False)
+        return CreatedMessages(0, skipped, more=False)
     found = tx.all(_TRANSITIONS_TO_ENLIST, after=reached, limit=limit, now=now)
     transitions = settled(tx, found, reached)
     rows: list[tuple[Any, ...]] = []
@@ -204,7 +204,7 @@ def enlist(
     if transitions:
         write_checkpoint(tx, POSITION, str(reached))
         tx.note_change()
-    return Enlisted(pending, skipped, more=len(transitions) == limit)
+    return CreatedMessages(pending, skipped, more=len(transitions) == limit)
 
 
 def _set_first_position(tx: SqlTransaction) -> None:
@@ -412,9 +412,9 @@ def purge(tx: SqlTransaction, before: float, limit: int) -> int:
 class SqlNotifications(SqlPart):
     """:class:`NotificationStore` in a SQL store."""
 
-    enlist = committed(enlist)
+    create_messages = committed(create_messages)
     switch_off = committed(switch_off)
-    look = on_reader(look)
+    poll = on_reader(poll)
     take_due = committed_by_owner(take_due)
     start = committed_by_owner(start)
     finish = committed_by_owner(finish)

@@ -212,7 +212,7 @@ class _Choice:
             return
         locked = self._lock(group)
         if locked is None:
-            self._come_back(BUSY_SECONDS)
+            self._note_next(BUSY_SECONDS)
             return
         missing, as_of, clock = locked
         most = self._free_workers
@@ -240,7 +240,7 @@ class _Choice:
                 missing = bucket.missing(clock)
                 self._tx.run(_SAVE_TOKENS, group=group, missing=missing, as_of=clock)
             if (wait := bucket.wait(clock)) > 0.0:
-                self._come_back(wait)
+                self._note_next(wait)
 
     def _lock(self, group: str) -> tuple[float, float, float] | None:
         row = self._tx.one(_LOCK_GROUP, group=group, now=self._now)
@@ -249,7 +249,7 @@ class _Choice:
             row = self._tx.one(_LOCK_GROUP, group=group, now=self._now)
         return None if row is None else (float(row[0]), float(row[1]), float(row[2]))
 
-    def _come_back(self, seconds: float) -> None:
+    def _note_next(self, seconds: float) -> None:
         at = self._now + seconds
         self._next_at = at if self._next_at is None else min(at, self._next_at)
 

@@ -245,7 +245,7 @@ class Host:
             if not machine.down:
                 machine.down = True
                 self._world.auditor.stop()
-                machine.let_go()
+                machine.release()
                 machine.gone.set()
 
     def _worker(self, machine: Machine, settings: Settings) -> WorkerAssignment | None:

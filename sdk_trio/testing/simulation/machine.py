@@ -62,7 +62,7 @@ class Machine:
         if self.down:
             raise HostDownError(self.name)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Close the connections and release the locks, as the kernel does for a process that ends.
 
         Its descriptors stay open, because code of the crashed host still uses their numbers.

@@ -357,7 +357,7 @@ class Simulation:
 
         def finish() -> None:
             for machine in machines:
-                machine.let_go()
+                machine.release()
             if self._power_fails:
                 self.record("disk.lost", blocks=self.disk.cut_power())
             for machine in machines:
