@@ -105,7 +105,7 @@ def feed_source(settings: Settings, arguments: Namespace) -> FeedSource:
     return source
 
 
-async def ask(
+async def call_api(
     source: FeedSource,
     method: str,
     path: str,
@@ -134,7 +134,7 @@ async def first_since(source: FeedSource, since: float) -> int | None:
     numerator, denominator = since.as_integer_ratio()
     micros = numerator * 10**6 // denominator
     query = {"since": f"{micros // 10**6}.{micros % 10**6:06}", "order": "oldest", "limit": "1"}
-    rows = await ask(source, "GET", "/api/events", query=query)
+    rows = await call_api(source, "GET", "/api/events", query=query)
     return rows[0]["sequence"] - 1 if rows else None
 
 
@@ -298,11 +298,11 @@ def listen(arguments: Namespace) -> int:
 
 
 async def _ask_secret(source: FeedSource) -> Any:
-    return await ask(source, "POST", "/api/relay/secret", body={"actor": "listen"})
+    return await call_api(source, "POST", "/api/relay/secret", body={"actor": "listen"})
 
 
 async def _listen(source: FeedSource, relay: Relay, arguments: Namespace) -> None:
-    info = await ask(source, "GET", "/api/relay")
+    info = await call_api(source, "GET", "/api/relay")
     if not info["can_sign"] and not relay.signs:
         raise UsageError(
             "the receiver does not sign (it verifies with a public key, or Sdk:Admin:ReadOnly is "

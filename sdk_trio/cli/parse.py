@@ -55,8 +55,8 @@ COMMANDS = (
     Command("events list", "list events of the inbox", "events:list_events"),
     Command("events show", "show one event", "events:show_event"),
     Command("events replay", "run dead, parked or retrying events again", "events:replay"),
-    Command("events pause", "let events of a type wait in the store", "pauses:pause"),
-    Command("events resume", "let paused events run again", "pauses:resume"),
+    Command("events pause", "pause events by type: they wait in the store", "pauses:pause"),
+    Command("events resume", "resume paused events, the oldest first", "pauses:resume"),
     Command("events pauses", "list what is paused, since when and why", "pauses:pauses"),
     Command("events trigger", "send a signed sample event", "trigger:trigger"),
     Command("events resend", "deliver one event to another address", "trigger:resend"),
@@ -561,7 +561,7 @@ def add_moment(
 
 
 def add_source(parser: argparse.ArgumentParser, help: str) -> None:
-    """Add ``--source``, the name of another sender than the upstream."""
+    """Add ``--source``, the name of a sender other than the upstream."""
     parser.add_argument("--source", metavar="NAME", help=f"{help}, by the name in the settings")
 
 
@@ -622,7 +622,7 @@ def add_dev(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_who_and_why(parser: argparse.ArgumentParser) -> None:
+def add_reason_and_actor(parser: argparse.ArgumentParser) -> None:
     """Add the reason and the actor of a change of a tenant."""
     parser.add_argument("--reason", metavar="R", help="why, for the audit trail and messages")
     parser.add_argument(

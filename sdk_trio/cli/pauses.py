@@ -8,8 +8,8 @@ from argparse import ArgumentParser, Namespace
 from .parse import (
     UsageError,
     add_format,
+    add_reason_and_actor,
     add_source,
-    add_who_and_why,
     describing,
     parse_ahead,
 )
@@ -49,7 +49,7 @@ def pause_arguments(parser: ArgumentParser) -> None:
         metavar="T",
         help="when the pause ends by itself: ISO 8601, Unix seconds, or 15m, 2h, 3d from now",
     )
-    add_who_and_why(parser)
+    add_reason_and_actor(parser)
 
 
 def pause(arguments: Namespace) -> int:
@@ -88,7 +88,7 @@ def resume_arguments(parser: ArgumentParser) -> None:
 
 
 def resume(arguments: Namespace) -> int:
-    """Let paused events run again, the oldest first.
+    """Resume paused events, the oldest first.
 
     Raises:
         UsageError: the glob is not paused.

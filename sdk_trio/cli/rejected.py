@@ -11,7 +11,7 @@ from .parse import add_feed, add_format, add_limit, describing
 if not describing():
     import trio
 
-    from .listen import FeedSource, ask, feed_source
+    from .listen import FeedSource, call_api, feed_source
     from .settings import load
     from .terminal import print_list, say
 
@@ -91,5 +91,5 @@ async def rejections(source: FeedSource, **query: str) -> Mapping[str, Any]:
     Raises:
         RelayError: the receiver does not answer, or refuses the request.
     """
-    answer: Mapping[str, Any] = await ask(source, "GET", "/api/rejections", query=query)
+    answer: Mapping[str, Any] = await call_api(source, "GET", "/api/rejections", query=query)
     return answer

@@ -17,7 +17,7 @@ from .parse import (
     add_format,
     add_moment,
     add_number,
-    add_who_and_why,
+    add_reason_and_actor,
     describing,
     moment_text,
 )
@@ -80,7 +80,7 @@ def restore_arguments(parser: ArgumentParser) -> None:
         metavar="SECONDS",
         help="with --in-place: how long to wait for other processes to close it (default: 60)",
     )
-    add_who_and_why(parser)
+    add_reason_and_actor(parser)
     add_bypass(parser)
     add_format(parser)
 

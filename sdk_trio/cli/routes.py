@@ -7,7 +7,7 @@ import time
 from argparse import ArgumentParser, Namespace
 
 from ..errors import SdkError
-from .parse import add_format, add_who_and_why, describing
+from .parse import add_format, add_reason_and_actor, describing
 
 if not describing():
     import trio
@@ -96,7 +96,7 @@ def _waiting_routes(settings: Settings) -> tuple[set[str], str | None]:
 def pause_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of ``routes pause``."""
     parser.add_argument("name", metavar="NAME", help="the route, as 'routes list' names it")
-    add_who_and_why(parser)
+    add_reason_and_actor(parser)
 
 
 def pause(arguments: Namespace) -> int:

@@ -19,7 +19,7 @@ import attrs
 
 from ..errors import EXIT_FAILURE, InvalidTenantError, SdkError, StorageError, TenantError
 from ..records.states import TenantStatus
-from .parse import add_format, add_status, add_who_and_why, describing
+from .parse import add_format, add_reason_and_actor, add_status, describing
 
 if not describing():
     import trio
@@ -369,7 +369,7 @@ def import_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--dry-run", action="store_true", help="show the result of each row, and change nothing"
     )
-    add_who_and_why(parser)
+    add_reason_and_actor(parser)
     add_format(parser)
 
 

@@ -20,9 +20,9 @@ from .parse import (
     add_identifier,
     add_limit,
     add_number,
+    add_reason_and_actor,
     add_sources,
     add_status,
-    add_who_and_why,
     describing,
 )
 
@@ -239,7 +239,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--organization-id", metavar="O", help="the upstream's organization whose events it gets"
     )
     add_sources(parser)
-    add_who_and_why(parser)
+    add_reason_and_actor(parser)
     add_format(parser)
 
 
@@ -329,7 +329,7 @@ def set_arguments(parser: ArgumentParser) -> None:
     phone.add_argument("--phone", metavar="P", help="the site manager's phone, as +15551234567")
     phone.add_argument("--no-phone", action="store_true", help="there is no phone")
     add_sources(parser, changes=True)
-    add_who_and_why(parser)
+    add_reason_and_actor(parser)
     add_format(parser)
 
 
@@ -394,7 +394,7 @@ def named_fields(arguments: Namespace) -> TenantChanges:
 def suspend_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of a transition: ``tenant suspend`` and its like."""
     add_identifier(parser)
-    add_who_and_why(parser)
+    add_reason_and_actor(parser)
     add_bypass(parser)
     add_format(parser)
 

@@ -387,7 +387,7 @@ async def _reconcile(
             elif dry_run:
                 actions.append((sighting, "would ask"))
             else:
-                agreed = await reconciler.ask(sighting)
+                agreed = await reconciler.request_redelivery(sighting)
                 actions.append((sighting, "asked" if agreed else "lost"))
             progress.advance()
     return actions, survey.disabled

@@ -216,7 +216,7 @@ class Reconciler:
         disabled = tuple(endpoint.id for endpoint in chosen if not endpoint.enabled)
         return Survey(merge(sightings), disabled)
 
-    async def ask(self, sighting: Sighting) -> bool:
+    async def request_redelivery(self, sighting: Sighting) -> bool:
         """Request an event again from the upstream; return whether it accepted.
 
         It takes at least ``ask_seconds``, which limits the rate of calls in a loop. After a
@@ -268,7 +268,7 @@ class Reconciler:
         await self._save(progress.checkpoint)
 
     async def _ask_and_note(self, sighting: Sighting, progress: "_Progress") -> None:
-        if not await self.ask(sighting):
+        if not await self.request_redelivery(sighting):
             progress.note_lost(sighting, "the upstream refuses to deliver it again")
             return
         progress.note_asked(sighting, self._clock())

@@ -81,7 +81,7 @@ class ReloadRequests:
         """The number of the last request; 0 before the first one."""
         return self._asked
 
-    def ask(self) -> int:
+    def add(self) -> int:
         """Request a reload, and return the request."""
         self._asked += 1
         self.wake()
@@ -246,7 +246,7 @@ class Supervisor:
 
     def request_reload(self) -> None:
         """Request that the configuration is read again; concurrent requests are merged."""
-        self._requests.ask()
+        self._requests.add()
 
     async def reload(self, databases: Sequence[TenantDatabaseFile]) -> bool:
         """Reload and wait until the child replicates it, or the attempt has failed.
@@ -255,7 +255,7 @@ class Supervisor:
         :meth:`run` has started and after it has ended.
         """
         await trio.lowlevel.checkpoint()
-        request = self._requests.ask()
+        request = self._requests.add()
         applied = await self._requests.wait_settled(
             request, unless=lambda: self._stopping or not self._running
         )

@@ -395,7 +395,7 @@ def _count_outside_lanes(tx: SqlTransaction) -> int:
 def check_file(file: Path, report: Callable[[str], None]) -> Sequence[CheckResult]:
     """Check the file for damage, and the rules between its rows; blocks.
 
-    It reads the whole file, which takes as long as a copy of it; deliveries go on.
+    It reads the whole file, which takes as long as a copy of it; deliveries continue.
 
     Args:
         file: the database.

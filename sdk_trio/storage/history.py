@@ -63,7 +63,7 @@ class History:
     def keep(self, now: float, forgotten: float) -> Kept:
         """Open the day that has begun, and close those that are over; blocks.
 
-        A user who does not own the tables cannot do either. Deliveries then go on in the current
+        A user who does not own the tables cannot do either. Deliveries then continue in the current
         day, and old ones are deleted one by one.
 
         Args:

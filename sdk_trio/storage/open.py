@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from .ports import Inbox, Store
 
 #: Default duration of a lease without renewal, in seconds. It is longer than most stalls of a store
-#: or of a process, after which the runs go on. The events of a process that ended wait for the end
-#: of its leases, unless its end is noticed.
+#: or of a process, after which the runs continue. The events of a process that ended wait for the
+#: end of its leases, unless its end is noticed.
 LEASE_SECONDS = 75.0
 
 # Longer than the store's own waits for a hanging disk, so that the error comes from the store and

@@ -254,7 +254,7 @@ class EffectConnection(StoreConnection):
         )
 
     def rollback(self) -> None:
-        """Undo the handler's changes so far; the transaction goes on."""
+        """Undo the handler's changes so far; the transaction continues."""
         name = sql.Identifier(SAVEPOINT)
         self.execute(sql.SQL("ROLLBACK TO SAVEPOINT {}").format(name))
 

@@ -50,7 +50,7 @@ class TermStore(Protocol):
         ...
 
 
-async def ask(store: TermStore, seconds: float | None = None) -> int | None:
+async def request_term(store: TermStore, seconds: float | None = None) -> int | None:
     """Request the lease, for :data:`TERM_SECONDS` by default; None: refused, 0: no answer.
 
     Raises:
@@ -79,14 +79,14 @@ async def keep_term(store: TermStore, term: int, asked: float) -> None:
             # Counted from before the request: the store may have handled it long ago.
             begun = trio.current_time()
             try:
-                found = await ask(store)
+                found = await request_term(store)
             except TermEndedError:
                 return
             if found == term:
                 asked = begun
             elif found != _NO_ANSWER:
                 # This host was suspended, maybe with its clock. Another host may have had the lease
-                # meanwhile: the parts must not go on, even if the lease is ours again.
+                # meanwhile: the parts must not continue, even if the lease is ours again.
                 return
         if trio.current_time() >= ends:
             return
@@ -118,7 +118,7 @@ class Leadership:
         try:
             while True:
                 asked = trio.current_time()
-                term = await ask(self._store)
+                term = await request_term(self._store)
                 if not term:
                     await trio.sleep(ASK_SECONDS)
                     continue
@@ -137,4 +137,4 @@ class Leadership:
                 )
         finally:
             with trio.move_on_after(LET_GO_SECONDS, shield=True):
-                await ask(self._store, seconds=0.0)
+                await request_term(self._store, seconds=0.0)

@@ -185,7 +185,7 @@ class Upgrader:
                 asked = trio.current_time()
                 # A failing store ends the start of this host; a waiting host retries.
                 number = await (
-                    term.ask(store) if run.waits else store.lead(seconds=term.TERM_SECONDS)
+                    term.request_term(store) if run.waits else store.lead(seconds=term.TERM_SECONDS)
                 )
                 if number:
                     run.waits = False
@@ -202,7 +202,7 @@ class Upgrader:
         finally:
             # Also if it waited: it may be cancelled after the store has granted it the lease.
             with trio.move_on_after(term.LET_GO_SECONDS, shield=True):
-                await term.ask(store, seconds=0.0)
+                await term.request_term(store, seconds=0.0)
 
     async def _run_term(
         self,

@@ -156,7 +156,7 @@ class SendingUpstream(httpx.AsyncBaseTransport):
         transport = _Borrowed(self)
         return Client(settings, transport, sources=RequestSources(random=lambda: 0.0))
 
-    # -- what happens at the upstream --------------------------------------------------------
+    # -- events at the upstream --------------------------------------------------------------
 
     def change(
         self,

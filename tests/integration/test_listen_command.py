@@ -22,7 +22,7 @@ from sdk_trio.cli.listen import (
     FeedSource,
     Relay,
     RelayError,
-    ask,
+    call_api,
     cursor_file,
     feed_source,
 )
@@ -214,7 +214,7 @@ async def test_the_feed_is_followed_over_a_unix_socket(tmp_path, monkeypatch, ca
         await nursery.start(local.run)
         app = AppUnderTest(runtime)
         await app.deliver("order.paid", webhook_id="msg_1")
-        assert (await ask(source, "GET", "/api/relay"))["newest"] == 1
+        assert (await call_api(source, "GET", "/api/relay"))["newest"] == 1
         listening = Listening(source, local, tmp_path)
         listening.cursor.save(0)
         nursery.start_soon(listening.run)
@@ -325,14 +325,14 @@ async def test_the_secret_is_for_those_with_the_token_on_this_machine_or_with_th
     async with administered(registry(works), **STORED) as admin:
         await admin.app.deliver("order.paid", webhook_id="msg_1")
         address = admin.runtime.started.admin[0]
-        reported = await ask(FeedSource(address, TOKEN), "POST", "/api/relay/secret", body={})
+        reported = await call_api(FeedSource(address, TOKEN), "POST", "/api/relay/secret", body={})
         assert reported == {"secret": SECRET}
         (action,) = await admin.api("/actions")
         assert (action["action"], action["address"]) == ("relay secret", "127.0.0.1")
         with pytest.raises(RelayError, match="401"):
-            await ask(FeedSource(address, "wrong"), "POST", "/api/relay/secret", body={})
+            await call_api(FeedSource(address, "wrong"), "POST", "/api/relay/secret", body={})
         with pytest.raises(RelayError, match="does not answer"):
-            await ask(FeedSource("http://127.0.0.1:1", TOKEN), "GET", "/api/relay")
+            await call_api(FeedSource("http://127.0.0.1:1", TOKEN), "GET", "/api/relay")
         # A proxy on this machine makes every request look local.
         for path in ("/api/relay", "/feed?relay=1"):
             answer = await admin.get(path, TOKEN, x_forwarded_for="192.0.2.1")
@@ -351,7 +351,7 @@ async def test_the_secret_is_for_those_with_the_token_on_this_machine_or_with_th
     async with administered(registry(works), Admin__ReadOnly=True) as admin:
         source = FeedSource(admin.runtime.started.admin[0], TOKEN)
         with pytest.raises(RelayError, match="ReadOnly"):
-            await ask(source, "POST", "/api/relay/secret", body={})
+            await call_api(source, "POST", "/api/relay/secret", body={})
 
 
 async def test_rejected_requests_are_listed_with_their_causes(command_line, monkeypatch):

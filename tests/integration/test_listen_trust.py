@@ -12,7 +12,7 @@ from support.admin import TOKEN, administered
 from support.serving import registry, works
 
 from sdk_trio import FeedRefusedError, open_feed
-from sdk_trio.cli.listen import Cursor, FeedSource, Relay, RelayError, ask
+from sdk_trio.cli.listen import Cursor, FeedSource, Relay, RelayError, call_api
 from sdk_trio.cli.parse import UsageError
 from sdk_trio.config import Settings
 from sdk_trio.net.poster import HttpPoster, dial_private
@@ -76,7 +76,7 @@ async def test_a_proxy_of_the_environment_gets_neither_the_token_nor_a_delivery(
         monkeypatch.delenv("NO_PROXY", raising=False)
         monkeypatch.delenv("no_proxy", raising=False)
         source = FeedSource(admin.runtime.started.admin[0], TOKEN)
-        secret = await ask(source, "POST", "/api/relay/secret", body={"actor": "listen"})
+        secret = await call_api(source, "POST", "/api/relay/secret", body={"actor": "listen"})
         assert secret["secret"].startswith("whsec_")
         async with open_feed(source.url, token=TOKEN) as feed:
             assert (await feed.__anext__())["kind"] == "hello"
@@ -114,7 +114,7 @@ async def test_a_proxy_of_the_environment_gets_neither_the_token_nor_a_delivery(
 async def test_a_program_that_has_taken_the_receivers_port_does_not_get_its_token(answer):
     async with recording(answer) as squatter:
         with pytest.raises(RelayError, match="token was not sent"):
-            await ask(FeedSource(squatter.url, TOKEN), "GET", "/api/relay")
+            await call_api(FeedSource(squatter.url, TOKEN), "GET", "/api/relay")
         with pytest.raises(FeedRefusedError, match="token was not sent"):
             await follow(squatter.url)
         assert b"GET" in squatter.seen
@@ -126,7 +126,7 @@ async def test_the_proof_of_one_who_asked_is_no_token_and_proves_nothing_to_anot
     later."""
     async with recording(http("{}")) as squatter, administered(registry(works), **STORED) as admin:
         with pytest.raises(RelayError):
-            await ask(FeedSource(squatter.url, TOKEN), "GET", "/api/relay")
+            await call_api(FeedSource(squatter.url, TOKEN), "GET", "/api/relay")
         lines = squatter.seen.decode().split("\r\n")
         (given,) = (line.split(": ")[1] for line in lines if line.lower().startswith("authoriz"))
         for path in ("/api/relay", "/api/events", "/feed"):
@@ -158,7 +158,7 @@ async def test_answers_of_a_remote_program_cannot_write_escapes_to_the_terminal(
     body = json.dumps({"error": ESCAPES})
     async with recording(http(body, "401 Unauthorized")) as remote:
         with pytest.raises(RelayError) as refused:
-            await ask(FeedSource(remote.url, TOKEN), "GET", "/api/relay")
+            await call_api(FeedSource(remote.url, TOKEN), "GET", "/api/relay")
         with pytest.raises(FeedRefusedError) as not_followed:
             await follow(remote.url)
     for error in (refused.value, not_followed.value):

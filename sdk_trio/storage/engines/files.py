@@ -1,7 +1,7 @@
 """The store's files: checks before each answer that the commits are in the files on the disk.
 
 SQLite keeps the descriptors that it opened. If the files are removed, replaced or truncated, SQLite
-goes on writing commits that no later process will find, and with a write-ahead log it does not
+continues to write commits that no later process will find, and with a write-ahead log it does not
 notice. So after every commit, and before its callers get their results, :class:`StoreFile` checks
 that the commit is in the files that the *names* refer to now. With one check a second, deliveries
 acknowledged in that second could be lost. A check costs seven system calls a batch, in addition to

@@ -218,7 +218,7 @@ class Redial:
         self._reason: str | None = None
 
     def require(self) -> None:
-        """Raise the error of the last attempt while its pause lasts and the outage goes on."""
+        """Raise the error of the last attempt while its pause lasts and the outage continues."""
         if self._reason is None or self._outage.since is None:
             return
         if clock.monotonic() < self._next_at:

@@ -40,7 +40,7 @@ _log = get_logger("storage")
 def migrate_postgres(address: PostgresAddress, versions: Sequence[Sequence[str]]) -> None:
     """Create the tables or bring them up to date, one process at a time; blocks.
 
-    Hosts of the previous version go on working meanwhile, so a step must not break what that
+    Hosts of the previous version continue to work meanwhile, so a step must not break what that
     version reads and writes. Each step is one transaction, and stays if a later one fails. To add
     an index to a large table, run CREATE INDEX CONCURRENTLY IF NOT EXISTS outside of a transaction
     before the step, and drop it first if it is invalid in pg_index.

@@ -279,7 +279,7 @@ def _copy_what_stays(tx: SqlTransaction, old: Sequence[Day], before: float) -> t
     return ended, kept, arrived
 
 
-# -- what is old ---------------------------------------------------------------------------------
+# -- old arrivals ---------------------------------------------------------------------------------
 
 # In the order of an index, so that no row is found twice, whether it was deleted or not.
 _OLD = """

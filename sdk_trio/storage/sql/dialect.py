@@ -100,7 +100,7 @@ class SqlTransaction(Protocol):
     def complete(self, statement: str, /, **values: Any) -> list[Row]:
         """Run a statement that does the whole work of a kind, or changes nothing; return its rows.
 
-        It changes nothing if it returns no row; then the kind may go on with other statements. On
+        It changes nothing if it returns no row; other statements of the kind may follow. On
         PostgreSQL it commits itself for a lone item, which saves the round trips of ``BEGIN`` and
         ``COMMIT``. If :meth:`note_change` follows it, ``counted(rows, done)`` is the last part of
         its ``WITH``: that notes the change if the part ``rows`` has any row. ``done`` is 1 if each

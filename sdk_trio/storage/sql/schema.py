@@ -126,7 +126,7 @@ CREATE TABLE arrival (
 # earlier_attempts  runs before a replay
 # process_ends      runs during which the process ended
 # ran_alone         no other run was beside the last of these
-# generation        how often the delivery was put back after it had been done
+# generation        how often the delivery was replayed after it had been done
 # failed_at         when next_attempt_at was decided: shows that a clock was set back since; 0 where
 #                   a run may have ended a process without a trace (`MAY_HAVE_RUN`)
 # lease_token       the run that holds the lease (storage.sql.leases)
@@ -589,7 +589,7 @@ def _tables() -> Iterator[Table]:
 #: SQLite's types of columns, by those of the statements above.
 _SQLITE_TYPES = {
     "identity": "INTEGER PRIMARY KEY",
-    # No number is given twice, also after the removal of the highest.
+    # No number is reused, even after the highest was removed.
     "number": "INTEGER PRIMARY KEY AUTOINCREMENT",
     "bigint": "INTEGER",
     "integer": "INTEGER",

@@ -292,7 +292,7 @@ class Host:
             bound, handler=_Handler(bound, machine, self._world, seconds)
         )
 
-    # -- what happens to it ------------------------------------------------------------------
+    # -- faults of the host ------------------------------------------------------------------
 
     def crash(self, restart_after: float | None) -> Machine | None:
         """Take the process down; return its machine, which must be frozen, if the process ran."""

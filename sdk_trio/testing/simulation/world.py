@@ -163,7 +163,7 @@ class Simulation:
             sum(map(len, self.auditor.runs.values())),
         )
 
-    # -- what the seams ask ------------------------------------------------------------------
+    # -- called by the seams -----------------------------------------------------------------
 
     def _machine(self) -> Machine | None:
         machine = self.hosts.current()
@@ -244,7 +244,7 @@ class Simulation:
                     clients.cancel_scope.cancel()
                 await self._stop()
             if self._limit.cancelled_caught and not self.auditor.violations:
-                self.auditor.find("endless", "the world does not come to rest")
+                self.auditor.find("endless", "unfinished work remains")
             for member in self.members:
                 member.discard()
             if self._limit.cancelled_caught:
@@ -256,7 +256,7 @@ class Simulation:
                 self.auditor.find("check", str(error) or repr(error))
 
     def _end_livelock(self) -> None:
-        self.auditor.find("livelock", "tasks run in circles while no time passes")
+        self.auditor.find("livelock", "tasks run without end while no virtual time passes")
         self._power_fails = False
         self.crash(self.members)
         self._limit.cancel()
