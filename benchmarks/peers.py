@@ -14,6 +14,7 @@ SERVERS = HERE / "servers"
 
 #: Names in tables and results.
 INLINE, ENQUEUED, FASTAPI, DURABLE = "inline", "enqueued", "fastapi", "fastapi-durable"
+FLOOR = "minimal-durable"
 
 
 @attrs.frozen
@@ -87,6 +88,12 @@ def our_servers() -> dict[str, Server]:
             "trio + httptools, no store: the lower limit",
             (sys.executable, str(SERVERS / "minimal_peer.py"), "PORT"),
             most=45_000,
+        ),
+        Server(
+            FLOOR,
+            "trio + httptools, one commit in a thread, one log line: the lower limit",
+            (sys.executable, str(SERVERS / "minimal_durable_peer.py"), "PORT"),
+            waits=True,
         ),
     ]
     return {server.name: server for server in made}

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -22,6 +22,8 @@ from stores import Certificate
 
 PATH = "/hooks/sdk"
 START_SECONDS = 20.0
+#: The same under a program that makes it fifty times slower.
+OBSERVED_START_SECONDS = 300.0
 #: The seconds after which a server is killed; its data is no longer needed.
 STOP_SECONDS = 5.0
 #: The seconds within which all accepted events should be handled.
@@ -86,7 +88,12 @@ class Process:
 
 @contextmanager
 def serving(
-    server: Server, *, directory: Path, data: Path | None = None, certificate: Certificate
+    server: Server,
+    *,
+    directory: Path,
+    data: Path | None = None,
+    certificate: Certificate | None = None,
+    under: Sequence[str] = (),
 ) -> Iterator[Process]:
     """Run ``server`` on a free port and its own core until the end of the block.
 
@@ -95,6 +102,7 @@ def serving(
         directory: for its files.
         data: its data directory, which is not removed; None: an empty one.
         certificate: its certificate, if it uses TLS.
+        under: the command of a program that runs and observes it, such as valgrind.
     """
     with tempfile.TemporaryDirectory(dir=directory) as place:
         own = Path(place)
@@ -106,8 +114,11 @@ def serving(
         with socket.create_server(("127.0.0.1", 0)) as listener:
             port = int(listener.getsockname()[1])
         environment = _environment(server, port, data, handled, certificate)
+        if under:
+            environment["PYTHONPATH"] += f":{SERVERS / 'observed'}"
         trusted = certificate if server.tls else None
-        command = [str(port) if word == "PORT" else word for word in server.command]
+        command = [*under]
+        command += [str(port) if word == "PORT" else word for word in server.command]
         began = time.perf_counter()
         # The log is written to a file, as by a service manager.
         with log.open("wb") as err:
@@ -121,7 +132,7 @@ def serving(
             )
         process = Process(server, port, popen, handled, data, log, trusted)
         try:
-            _wait_for_answer(process)
+            _wait_for_answer(process, OBSERVED_START_SECONDS if under else START_SECONDS)
             process.start_ms = 1000 * (time.perf_counter() - began)
             yield process
         finally:
@@ -133,7 +144,7 @@ def serving(
 
 
 def _environment(
-    server: Server, port: int, data: Path, handled: Path, certificate: Certificate
+    server: Server, port: int, data: Path, handled: Path, certificate: Certificate | None
 ) -> dict[str, str]:
     """Return the environment of a server.
 
@@ -153,7 +164,7 @@ def _environment(
         "SDK__STORAGE__PATH": str(data),
         **{f"SDK__{key}": value for key, value in server.settings.items()},
     }
-    if server.tls:
+    if server.tls and certificate is not None:
         environment |= {
             "BENCHMARK_CERTIFICATE": str(certificate.chain),
             "BENCHMARK_KEY": str(certificate.key),
@@ -163,9 +174,9 @@ def _environment(
     return environment
 
 
-def _wait_for_answer(process: Process) -> None:
+def _wait_for_answer(process: Process, seconds: float) -> None:
     """Deliver until the first 200."""
-    deadline = time.monotonic() + START_SECONDS
+    deadline = time.monotonic() + seconds
     while not _delivered(process):
         if time.monotonic() > deadline or process.popen.poll() is not None:
             raise SystemExit(f"{process.server.name} did not start:\n{process.log.read_text()}")

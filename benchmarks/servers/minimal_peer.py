@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 import httptools
@@ -29,7 +30,11 @@ options = settings.webhooks
 keyring = Keyring.from_secrets(options.all_secrets, options.key_derivation)
 
 
-async def handle(event: OrderPaidEvent) -> None:
+#: What answers a verified delivery: its id, its event, its body.
+Deliver = Callable[[str, OrderPaidEvent, bytes], Awaitable[None]]
+
+
+async def handle(webhook_id: str, event: OrderPaidEvent, raw: bytes) -> None:
     global paid
     paid += event.data.total_amount or 0
 
@@ -52,7 +57,7 @@ class Request:
         self.complete = True
 
 
-async def answer(request: Request) -> bytes:
+async def answer(request: Request, deliver: Deliver) -> bytes:
     raw = b"".join(request.body)
     now = time.time()
     verdict = verify_delivery(Delivery(request.headers, raw, now), keyring, tolerance_seconds=300)
@@ -65,11 +70,11 @@ async def answer(request: Request) -> bytes:
         header_timestamp=verdict.timestamp,
         received_at=now,
     )
-    await handle(event)
+    await deliver(verdict.webhook_id, event, raw)
     return OK
 
 
-async def serve(connection: socket.socket) -> None:
+async def serve(connection: socket.socket, deliver: Deliver) -> None:
     with connection, suppress(ConnectionError):
         request = Request()
         parser = httptools.HttpRequestParser(request)
@@ -80,12 +85,12 @@ async def serve(connection: socket.socket) -> None:
                 return
             parser.feed_data(received)
             if request.complete:
-                connection.send(await answer(request))
+                connection.send(await answer(request, deliver))
                 request = Request()
                 parser = httptools.HttpRequestParser(request)
 
 
-async def main(port: str) -> None:
+async def main(port: str, deliver: Deliver) -> None:
     listener = socket.create_server(("127.0.0.1", int(port)), backlog=1024)
     listener.setblocking(False)
     async with trio.open_nursery() as nursery:
@@ -94,8 +99,9 @@ async def main(port: str) -> None:
             connection, _ = listener.accept()
             connection.setblocking(False)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            nursery.start_soon(serve, connection)
+            nursery.start_soon(serve, connection, deliver)
 
 
-signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-trio.run(main, sys.argv[1])
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    trio.run(main, sys.argv[1], handle)
