@@ -5,7 +5,8 @@
 
 Two hosts with two processes each share a store: a SQLite file, or with ``--postgres`` a server of
 its own. Another process puts events of four handlers there: one with a concurrency of two, one with
-a rate, one that coalesces, and an ordered one that is paused and resumed. At random moments a
+a rate, one that coalesces states which arrive in any order, and an ordered one that is paused and
+resumed. At random moments a
 process is killed (SIGKILL), and another one takes its place: half of them know the dead one, as a
 supervisor does, the others wait for the end of its leases.
 
@@ -18,6 +19,7 @@ event ran or used an attempt, or if an ordered one ran out of order. It is 2 if 
 import argparse
 import collections
 import itertools
+import json
 import os
 import random
 import signal
@@ -27,6 +29,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,6 +60,9 @@ STUCK_SECONDS = 90.0
 
 #: Events of one subject that arrive together, of the type that coalesces.
 BURST = 3
+
+#: An event: its id, its type, its subject, and the time of its state.
+_Arriving = tuple[str, str, str, float]
 
 
 @attrs.define
@@ -131,6 +137,7 @@ class Story:
     paused: list[tuple[int, int]] = attrs.Factory(list)
     killed: int = 0
     begun: int = 0
+    _late: list[_Arriving] = attrs.Factory(list)
     _numbers: Iterator[int] = attrs.Factory(itertools.count)
 
     @property
@@ -199,19 +206,37 @@ class Story:
         pace = self.seconds / len(kinds)
         for number, kind in enumerate(kinds):
             subject = f"{kind}-{self.random.randrange(5)}"
+            arriving: list[_Arriving] = []
             # Several at once, so that some wait while another one of the subject is claimed.
-            for _ in range(BURST if kind == COALESCED else 1):
+            for place in range(BURST if kind == COALESCED else 1):
                 # Without dots, as the ids of a sender.
                 name = f"{kind}_{subject}_{counts[subject]:06}".replace(".", "-")
                 counts[subject] += 1
-                body = f'{{"type":"{kind}","data":{{"id":"{subject}"}}}}'.encode()
-                ordered = kind in (COALESCED, PAUSED)
-                now = time.time()
-                brought = NewDelivery(name, kind, body, int(now), now, subject, ordered)
-                await retry_until_stored(partial(inbox.accept, brought, leased=False))
+                # No two states of a subject have the same time.
+                arriving.append((name, kind, subject, time.time() + place / 1000))
+            if kind == COALESCED:
+                arriving = self._disordered(arriving)
+            await self._accept(inbox, arriving)
             late = self.begun / 1e9 + number * pace - time.monotonic()
             if late > 0:
                 await trio.sleep(late)
+        await self._accept(inbox, self._late)
+
+    def _disordered(self, arriving: list[_Arriving]) -> list[_Arriving]:
+        """Return the events of one subject in another order; a fifth of them comes later."""
+        arriving += self._late
+        self.random.shuffle(arriving)
+        self._late = [each for each in arriving if self.random.random() < 0.2]
+        return [each for each in arriving if each not in self._late]
+
+    async def _accept(self, inbox: Inbox, arriving: Sequence[_Arriving]) -> None:
+        for name, kind, subject, changed_at in arriving:
+            data = {"id": subject, "modified_at": rfc3339_of(changed_at)}
+            body = json.dumps({"type": kind, "data": data}).encode()
+            ordered = kind in (COALESCED, PAUSED)
+            now = time.time()
+            brought = NewDelivery(name, kind, body, int(now), now, subject, ordered)
+            await retry_until_stored(partial(inbox.accept, brought, leased=False))
 
     async def _pause(self, inbox: Inbox) -> None:
         until = time.monotonic() + self.seconds
@@ -273,6 +298,7 @@ class Story:
         self._judge_pauses(by_kind[PAUSED], wrong)
         superseded = _judge_ends(records, runs, wrong)
         _judge_order(by_kind[PAUSED], wrong)
+        _judge_order(by_kind[COALESCED], wrong)
         return Judged(
             len(runs),
             self.killed,
@@ -312,6 +338,11 @@ async def _all_records(inbox: Inbox) -> list[Any]:
     return records
 
 
+def rfc3339_of(seconds: float) -> str:
+    """Return a time with microseconds: events of one burst have different ones."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat()
+
+
 def _most_at_once(runs: Sequence[Run]) -> int:
     changes = sorted([(run.start, 1) for run in runs] + [(run.end, -1) for run in runs])
     return max(itertools.accumulate(change for _, change in changes), default=0)
@@ -349,7 +380,7 @@ def _judge_ends(records: Sequence[Any], runs: Sequence[Run], wrong: list[str]) -
 
 
 def _judge_order(runs: Sequence[Run], wrong: list[str]) -> None:
-    """Require that the ordered events of a subject finished in their order."""
+    """Require that the events of a subject finished in the order of their ids."""
     last: dict[str, str] = {}
     for run in sorted((run for run in runs if run.finished), key=lambda run: run.end):
         subject = run.webhook_id.rpartition("_")[0]

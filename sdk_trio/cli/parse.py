@@ -768,37 +768,27 @@ def option_meant(given: Sequence[str], known: Collection[str]) -> str:
 _UNIX_SECONDS = re.compile(r"[0-9]{9,12}")
 
 
-def parse_moment(text: str, *, now: float, option: str = "--since") -> float:
+def parse_moment(text: str, *, now: float, option: str = "--since", ahead: bool = False) -> float:
     """Return Unix seconds of a time in ISO 8601 or Unix seconds, or of an age: ``15m``, ``2h``.
 
     A time without an offset from UTC is in this machine's time zone; a date means its first moment.
-    ``option`` is for the message.
+    With ``ahead``, ``15m`` is that far ahead. ``option`` is for the message.
 
     Raises:
         UsageError: it has none of these forms, or is before 1970.
     """
     stripped = text.strip()
     # Checked before ISO 8601, which has no such form.
-    ago = parse_short_span(stripped)
-    if ago is not None:
-        return now - ago
+    span = parse_short_span(stripped)
+    if span is not None:
+        return now + span if ahead else now - span
     moment = float(stripped) if _UNIX_SECONDS.fullmatch(stripped) else _iso(stripped)
     if moment is None or moment < 0:
         raise UsageError(
-            f"{option} takes a time such as 2026-01-31T12:00Z, Unix seconds, or 15m, 2h, 3d ago; "
-            f"not {text!r}"
+            f"{option} takes a time such as 2026-01-31T12:00Z, Unix seconds, or 15m, 2h, 3d "
+            f"{'from now' if ahead else 'ago'}; not {text!r}"
         )
     return moment
-
-
-def parse_ahead(text: str, *, now: float, option: str = "--until") -> float:
-    """Return Unix seconds as :func:`parse_moment`, where ``15m`` or ``2h`` is that far ahead.
-
-    Raises:
-        UsageError: it is not a time.
-    """
-    ahead = parse_short_span(text.strip())
-    return parse_moment(text, now=now, option=option) if ahead is None else now + ahead
 
 
 def parse_count(text: str, *, option: str, least: int = 1, greatest: int = 1_000_000) -> int:

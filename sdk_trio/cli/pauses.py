@@ -11,16 +11,18 @@ from .parse import (
     add_reason_and_actor,
     add_source,
     describing,
-    parse_ahead,
+    parse_moment,
 )
 
 if not describing():
     from collections.abc import Sequence
+    from fnmatch import fnmatchcase
 
     import trio
     from msgspec.structs import asdict
 
     from ..config import Settings
+    from ..events import DEFAULT_CATALOG
     from ..records.policies import (
         EventPause,
         glob_of,
@@ -62,7 +64,9 @@ def pause(arguments: Namespace) -> int:
     if wrong is not None:
         raise UsageError(f"--type: {wrong}")
     now = time.time()
-    until = None if arguments.until is None else parse_ahead(arguments.until, now=now)
+    until = None
+    if arguments.until is not None:
+        until = parse_moment(arguments.until, now=now, option="--until", ahead=True)
     if until is not None and until <= now:
         raise UsageError(f"--until takes a time in the future, not {arguments.until!r}")
     settings = load(arguments)
@@ -73,6 +77,10 @@ def pause(arguments: Namespace) -> int:
     glob = glob_of(arguments.type, arguments.source)
     (kept,) = trio.run(_pause, settings, glob, actor, reason, until, now)
     say(f"{kept}; each running receiver applies it within a second")
+    # An application may have types of its own, so it is no error.
+    known = (row.wire_type for row in DEFAULT_CATALOG)
+    if arguments.source is None and not any(fnmatchcase(each, glob) for each in known):
+        say(f"note: {glob} matches no known type; 'events types' lists them")
     return 0
 
 

@@ -68,7 +68,7 @@ def print_rows(rows: Sequence[Row], columns: Sequence[Column], *, as_json: bool)
     """Print rows as a table of ``columns``, or whole as a JSON array of objects.
 
     A column is the name of a field, or a pair of a heading and a field. The table shows
-    times (``at``, ``as_of``, ``..._at``) as dates, seconds with one decimal, and the first line of
+    times (``at``, ``since``, ``..._at``) as dates, seconds with one decimal, and the first line of
     a text.
 
     On a terminal, texts such as errors are shortened to fit; on a narrow one a row has several
@@ -113,12 +113,16 @@ def print_fields(fields: Row) -> None:
         print_text(f"{name.ljust(width)}  {text}")
 
 
+#: Fields with Unix seconds, beside those whose name ends with ``_at``.
+_TIMES = frozenset({"at", "as_of", "since", "until"})
+
+
 def _cell_of(field: str, value: Any) -> str:
     if isinstance(value, list | tuple):
         value = ", ".join(value) or None
     if isinstance(value, str):
         value = value.partition("\n")[0]
-    elif value is not None and (field in ("at", "as_of") or field.endswith("_at")):
+    elif isinstance(value, int | float) and (field in _TIMES or field.endswith("_at")):
         value = readable(value)
     elif isinstance(value, float) and field.endswith("seconds"):
         value = f"{value:.1f}"

@@ -1,7 +1,6 @@
 """Policies of a handler: how often, how long, and how many of its events run. Pure."""
 
 from collections.abc import Callable, Iterator, Mapping
-from math import isfinite
 from typing import Any, TypedDict
 
 import msgspec
@@ -134,7 +133,7 @@ def _problems_of_backoff(retry: object) -> Iterator[str]:
 def _is_between(value: object, least: float, most: float) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    return isfinite(value) and least <= value <= most
+    return least <= value <= most  # false for NaN
 
 
 # -- pauses --------------------------------------------------------------------------------------
@@ -187,6 +186,12 @@ def name_of_glob(glob: str) -> str:
     """Return a pause's glob for people."""
     source, types = split_glob(glob)
     return types if source is None else f"{types} of {source}"
+
+
+def resume_options(glob: str) -> str:
+    """Return the options of ``events resume`` that end the pause of a glob."""
+    source, types = split_glob(glob)
+    return f"{'' if source is None else f'--source {source} '}--type '{types}'"
 
 
 #: The prefix of the groups of paused events. Those of handlers have another one, so that no name of

@@ -5,7 +5,7 @@ The console does not import the packages whose data it shows. :class:`RuntimeCon
 imported when the view is requested.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from math import inf
 from typing import TYPE_CHECKING, Any, Protocol
@@ -22,7 +22,7 @@ from ..config.secret import first_signing
 from ..config.show import SettingRow, describe
 from ..errors import NotRunningError
 from ..records.deliveries import DeliveryRecord
-from ..webhooks.registration import Registration
+from ..records.policies import split_glob
 from ..webhooks.signed_request import sign_body
 from ..webhooks.sources.signing import sign_as
 
@@ -144,8 +144,8 @@ class ObservedRuntime(Protocol):
         ...
 
     @property
-    def handled_types(self) -> Collection[str]:
-        """Return the event types that have a handler."""
+    def handled_types(self) -> Mapping[str, str]:
+        """Return the event types that have a handler, each with its policies."""
         ...
 
     @property
@@ -238,19 +238,17 @@ class RuntimeConsole:
 
     def types(self) -> list[dict[str, Any]]:
         """Return the known event types; in Development each with a sample."""
-        handled_types = self._runtime.handled_types
-        handlers = self._runtime.receiver.handlers
-        policies = {each.group: str(each.policy) for each in handlers.registrations}
+        policies = self._runtime.handled_types
         rows = []
-        for row in handlers.catalog:
+        for row in self._runtime.receiver.handlers.catalog:
             name = row.wire_type
             about = {
                 "type": name,
-                "handled": name in handled_types,
+                "handled": name in policies,
                 "policies": policies.get(name, ""),
             }
             rows.append({**about, **self._sample(name)})
-        return [*rows, *types_of_sources(handlers.registrations)]
+        return [*rows, *types_of_sources(policies)]
 
     def _sample(self, wire_type: str) -> dict[str, Any]:
         if not self.development:
@@ -452,17 +450,13 @@ class RuntimeConsole:
             )
 
 
-def types_of_sources(registrations: Sequence[Registration]) -> list[dict[str, Any]]:
+def types_of_sources(policies: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return the types of sources that have a handler, as :meth:`RuntimeConsole.types` does."""
+    found = ((*split_glob(name), text) for name, text in policies.items())
     return [
-        {
-            "type": each.group.partition(":")[2],
-            "source": each.source,
-            "handled": True,
-            "policies": str(each.policy),
-        }
-        for each in registrations
-        if each.source is not None
+        {"type": name, "source": source, "handled": True, "policies": text}
+        for source, name, text in found
+        if source is not None
     ]
 
 

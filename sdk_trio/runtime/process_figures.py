@@ -48,7 +48,7 @@ class ProcessFigures:
         self._processes: dict[int, WorkerProcess] = {}
         self._requests: dict[int, ProcessRequest] = {}
         self._asked = 0
-        self._handled_types: set[str] = set()
+        self._handled_types: dict[str, str] = {}
         self._ends = EndCounter()
         # The counters of processes that have ended, so that no sum decreases.
         self._past: list[Sample] = []
@@ -94,8 +94,8 @@ class ProcessFigures:
         return found
 
     @property
-    def handled_types(self) -> set[str]:
-        """The event types that have a handler, as a process has reported."""
+    def handled_types(self) -> dict[str, str]:
+        """The event types that have a handler, with its policies, as a process has reported."""
         return self._handled_types
 
     @property

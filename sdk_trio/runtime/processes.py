@@ -400,7 +400,7 @@ class Processes(ProcessFigures):
             if message.kind == "ready":
                 process.ready_at = trio.current_time()
                 self._addresses = tuple(message.addresses)
-                self._handled_types = set(message.handled_types)
+                self._handled_types = message.handled_types
                 self._first_ready[process.number - 1].set()
                 if process.settings is not self._settings:
                     # The settings changed while it started. If it cannot use them, it ends, and its

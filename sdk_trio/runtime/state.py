@@ -15,6 +15,7 @@ from ..errors import NotRunningError, OptionsValidationError
 from ..webhooks import DrainReport, HandlerRegistry, WebhookReceiver
 from ..webhooks.endpoint import LIVE_KEYS
 from ..webhooks.receiver import WHOLE, Share
+from ..webhooks.registration import FALLBACK
 from .reload import Prepare, Reloaded, SettingsReload
 from .watchdog import Watchdog
 from .wiring import (
@@ -287,10 +288,15 @@ class RuntimeState:
         return counted if self.processes is None else self.processes.deliveries
 
     @property
-    def handled_types(self) -> Collection[str]:
-        """The event types that have a handler."""
-        own = self.receiver.handlers
-        return set(own) if self.processes is None else self.processes.handled_types
+    def handled_types(self) -> Mapping[str, str]:
+        """The event types that have a handler, each with its policies as text.
+
+        A type of a source has ``@NAME:`` before it.
+        """
+        if self.processes is not None:
+            return self.processes.handled_types
+        registered = self.receiver.handlers.registrations
+        return {each.group: str(each.policy) for each in registered if each.group != FALLBACK}
 
     @property
     def circuit(self) -> str | None:

@@ -16,7 +16,7 @@ import socket
 import struct
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
@@ -88,7 +88,7 @@ class FromProcess(msgspec.Struct, omit_defaults=True):
     kind: str
     number: int = 0
     addresses: list[str] = []
-    handled_types: list[str] = []
+    handled_types: dict[str, str] = {}
     problems: list[tuple[str, str, str | None]] = []
     report: ProcessReport | None = None
     rejected: list[tuple[float, Rejection]] = []
@@ -110,8 +110,8 @@ class WorkingRuntime(Protocol):
         ...
 
     @property
-    def handled_types(self) -> Collection[str]:
-        """Return the event types that have a handler."""
+    def handled_types(self) -> Mapping[str, str]:
+        """Return the event types that have a handler, each with its policies."""
         ...
 
     @property
@@ -271,7 +271,7 @@ class SupervisorLink:
             FromProcess(
                 "ready",
                 addresses=list(runtime.addresses),
-                handled_types=list(runtime.handled_types),
+                handled_types=dict(runtime.handled_types),
             )
         )
         try:

@@ -17,6 +17,9 @@ from ..records.synthetic import is_synthetic
 #: state that changed at T cannot have arrived earlier than T minus this.
 SKEW_SECONDS = 600.0
 
+#: The beginning of the reason of a done event that was not run; the key of the newer one follows.
+SUPERSEDED = "superseded by "
+
 
 class WaitingEvent(msgspec.Struct, frozen=True):
     """A waiting event of a lane. ``changed_at`` is the time of its state; None: it has none."""

@@ -12,7 +12,7 @@ import trio
 from ..events.lifecycle import StoredState, stage_of, stored_state
 from ..records.deliveries import DeliveryRecord, DeliveryState, NewDelivery
 from ..records.synthetic import is_synthetic
-from .coalescing import SKEW_SECONDS, time_of_state
+from .coalescing import SKEW_SECONDS, SUPERSEDED, time_of_state
 from .ports import Inbox
 
 #: Records that are read at a time.
@@ -130,7 +130,9 @@ async def find_newer_handled(inbox: Inbox, delivery: NewDelivery) -> str | None:
         limit=_PAGE,
     )
     for record in found:
-        if record.signer == delivery.signer and record.key != delivery.key:
+        # A superseded one was not handled, and the event that superseded it may be dead.
+        handled = not (record.last_error or "").startswith(SUPERSEDED)
+        if handled and record.signer == delivery.signer and record.key != delivery.key:
             full = await inbox.get(record.key)
             at = None if full is None else time_of_state(full.raw, record.received_at)
             if at is not None and at > changed_at:

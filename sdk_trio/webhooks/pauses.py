@@ -22,6 +22,7 @@ from ..records.policies import (
     GroupLimit,
     handler_group,
     pause_group,
+    resume_options,
     split_glob,
 )
 from ..storage.ports import Inbox
@@ -144,16 +145,14 @@ class Pauses:
             self._globs[pause_group(pause.glob)] = source, pattern
         for pause in active:
             if pause not in before:
-                source, types = split_glob(pause.glob)
-                option = "" if source is None else f"--source {source} "
                 _log.warning(
                     "webhook.paused",
                     **_names_of(pause),
                     by=pause.actor,
                     reason=pause.reason,
                     until=pause.until,
-                    hint="events of these types are stored and wait; 'events resume "
-                    f"{option}--type {types}' lets them run",
+                    hint="events of these types are stored and wait; let them run with: events "
+                    f"resume {resume_options(pause.glob)}",
                 )
         for pause in before:
             if pause.glob not in {each.glob for each in active}:

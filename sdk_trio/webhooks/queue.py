@@ -12,6 +12,7 @@ never exceeds the channel's size, so ``send_nowait`` cannot fail.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from math import inf
 
 import trio
@@ -117,10 +118,11 @@ class WorkerPool:
         self._next_due_at = inf
         # True while events wait for a limit of their handler: a worker that gets free lets one in.
         self._limited_waits = False
-        # The lease of the limited event that waits in the channel although no worker was free. One
-        # at a time: otherwise events of other handlers could keep it out forever, and more of them
-        # would use tokens of their rate long before they run.
-        self._ahead: HeldLease | None = None
+        # The limited event that was claimed although no worker was free. The next worker that has
+        # ended a run takes it, before those in the channel: otherwise a backlog of other handlers
+        # would keep limited events out. One at a time, because it uses a token of its rate, and a
+        # slot, while it waits.
+        self._ahead: _Queued | None = None
         self._feed_wanted = trio.Event()
         self._slot_freed = Bell()
         self._run_ended = Bell()
@@ -327,35 +329,45 @@ class WorkerPool:
     async def _work(self) -> None:  # noqa: ASYNC910 - an async for over a channel is a checkpoint
         cell = current_cell()
         assert cell is not None
-        async for arrival, attempt, is_first, lease in self._receive:
-            self._running[cell] = arrival
-            self._free_slot()
-            if lease is self._ahead:
-                self._ahead = None
-            try:
-                if lease.lost:
-                    continue
-                lease.runs = True
-                # The start of a run whose lease may have expired is awaited: it fails if another
-                # process has claimed the event.
-                age = self._clock() - lease.since
-                fresh = is_first and -LEASE_SECONDS < age < LEASE_SECONDS
-                outcome = await self._runner.queued.run(
-                    arrival, lease, attempt=attempt, fresh=fresh
-                )
-            finally:
-                del self._running[cell]
-                self._runner.leases.drop(lease)
-                self._run_ended.ring()
-            # The next event of an ordered lane may run now, the feeder must know the due time of a
-            # retry, and a free slot matters only while events wait in the store.
-            if (
-                arrival.delivery.ordered
-                or self._store_has_due
-                or self._limited_waits
-                or isinstance(outcome, Retry | Postponed)
-            ):
-                self.wake()
+        if self._ahead is not None:  # the last run was cancelled
+            await self._run(cell, self._take_ahead(self._ahead))
+        async for queued in self._receive:
+            await self._run(cell, queued)
+            if self._ahead is not None:
+                await self._run(cell, self._take_ahead(self._ahead))
+
+    def _take_ahead(self, queued: _Queued) -> _Queued:
+        self._ahead = None
+        self.wake()  # the feeder claims the next one
+        return queued
+
+    async def _run(self, cell: trio.Nursery, queued: _Queued) -> None:
+        """Run an event in the cell of a worker."""
+        arrival, attempt, is_first, lease = queued
+        self._running[cell] = arrival
+        self._free_slot()
+        try:
+            if lease.lost:
+                return
+            lease.runs = True
+            # The start of a run whose lease may have expired is awaited: it fails if another
+            # process has claimed the event.
+            age = self._clock() - lease.since
+            fresh = is_first and -LEASE_SECONDS < age < LEASE_SECONDS
+            outcome = await self._runner.queued.run(arrival, lease, attempt=attempt, fresh=fresh)
+        finally:
+            del self._running[cell]
+            self._runner.leases.drop(lease)
+            self._run_ended.ring()
+        # The next event of an ordered lane may run now, the feeder must know the due time of a
+        # retry, and a free slot matters only while events wait in the store.
+        if (
+            arrival.delivery.ordered
+            or self._store_has_due
+            or self._limited_waits
+            or isinstance(outcome, Retry | Postponed)
+        ):
+            self.wake()
 
     # -- feeding -----------------------------------------------------------------------------
 
@@ -387,15 +399,14 @@ class WorkerPool:
 
         They wait in the store then, where other processes claim them. No attempt is used.
         """
+        queued = [] if self._ahead is None else [self._ahead]
+        self._ahead = None
+        with suppress(trio.WouldBlock, trio.EndOfChannel):
+            while True:
+                queued.append(self._receive.receive_nowait())
         waiting: dict[str, HeldLease] = {}
-        while True:
-            try:
-                _, _, _, lease = self._receive.receive_nowait()
-            except (trio.WouldBlock, trio.EndOfChannel):
-                break
+        for *_, lease in queued:
             self._free_slot()
-            if lease is self._ahead:
-                self._ahead = None
             if not lease.lost:
                 waiting[lease.key] = lease
         self._store_has_due = self._store_has_due or bool(waiting)
@@ -464,10 +475,14 @@ class WorkerPool:
         if self._closed:
             return False
         # No checkpoint from here on, during which the slot could be used for another event.
+        queued = (arrival, record.attempts + 1, is_first, lease)
+        is_busy = len(self._running) >= self._workers
+        goes_ahead = is_busy and self._ahead is None and self._is_limited(arrival)
         self._slots_used += 1
-        self._send.send_nowait((arrival, record.attempts + 1, is_first, lease))
-        if self._limited_waits and self._ahead is None and self._is_limited(arrival):
-            self._ahead = lease
+        if goes_ahead:
+            self._ahead = queued
+        else:
+            self._send.send_nowait(queued)
         return True
 
     async def _wait_until_idle(self) -> None:

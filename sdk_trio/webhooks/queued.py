@@ -19,6 +19,7 @@ from ..records.deliveries import (
     Released,
 )
 from ..records.synthetic import is_synthetic
+from ..storage.coalescing import SUPERSEDED
 from ..storage.open import LEASE_SECONDS
 from ..storage.ports import Inbox
 from ..storage.subjects import find_newer_handled, find_superseding
@@ -179,7 +180,7 @@ class QueuedRuns:
         elif handler.policy.coalesce and not arrival.generation:
             newer = await retry_until_stored(lambda: find_newer_handled(self._inbox, delivery))
         if newer is not None:
-            superseded = Done(reason=f"superseded by {newer}")
+            superseded = Done(reason=f"{SUPERSEDED}{newer}")
             await self._recorder.record_until_stored(lease, superseded)
             self._recorder.report_superseded([(delivery.key, newer)])
             return superseded

@@ -610,8 +610,8 @@ class WebhookReceiver:
         await start("the summary of refusals", self._rejections.run)
         if running.forwarder is not None:
             await start("the poll for paused routes", running.forwarder.run)
-        if self._share.deliveries:
-            await start("the poll for paused events", running.runner.pauses.run)
+        # Also without deliveries: a supervisor's probes and console report the pauses.
+        await start("the poll for paused events", running.runner.pauses.run)
         if running.tenancy is not None:
             await start("the watch over the tenants", running.tenancy.run)
         if self._companion and running.store is not None and running.tenancy is not None:

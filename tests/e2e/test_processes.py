@@ -352,3 +352,31 @@ def test_the_total_of_rejected_requests_counts_those_of_all_processes(place: Pla
     numbers = [row["seq"] for row in found["rejections"]]
     assert (len(numbers), numbers[0]) == (500, 6000)
     assert numbers == sorted(set(numbers), reverse=True)
+
+
+def test_a_pause_and_the_policies_show_for_several_processes(place: Place) -> None:
+    text = (place.directory / "app.py").read_text()
+    policed = text.replace("run, enqueue=True)", "run, enqueue=True, concurrency=2)")
+    source = "handlers.source('stripe').on('invoice.paid', enqueue=True, max_attempts=3)(run)\n"
+    (place.directory / "app.py").write_text(policed + source)
+    with several(place) as daemon:
+        token = (place.data / "admin-token").read_text().strip()
+        headers = {"authorization": f"Bearer {token}"}
+        client = httpx.Client(base_url=daemon.admin, headers=headers, timeout=30)
+        rows = {row["type"]: row for row in client.get("/api/types").json()}
+        assert rows["order.paid"]["policies"] == "concurrency=2"
+        assert rows["order.created"]["handled"]
+        assert (rows["invoice.paid"]["source"], rows["invoice.paid"]["policies"]) == (
+            "stripe",
+            "max_attempts=3",
+        )
+        client.post("/api/pause", json={"type": "order.*", "reason": "migration"})
+
+        def check() -> Any:
+            checks = {each["name"]: each for each in client.get("/healthz").json()["checks"]}
+            return checks["pauses"]
+
+        wait_until(lambda: check()["degraded"])
+        assert "order.* is paused since" in check()["detail"]
+        client.post("/api/resume", json={"type": "order.*"})
+        wait_until(lambda: not check()["degraded"])

@@ -94,6 +94,23 @@ def test_commands_pause_list_and_resume(command_line):
     assert command_line("events", "pause", "--type", "a", "--until", "1h ago").status == 2
 
 
+def test_the_list_of_pauses_shows_times_as_people_read_them(command_line):
+    command_line.seed(("msg_1", DeliveryState.DONE))
+    until = "2199-01-31 12:00:00Z"
+    assert command_line("events", "pause", "--type", "order.*", "--until", until).status == 0
+    listed = command_line("events", "pauses").out.splitlines()
+    assert listed[1].split()[0] == "order.*"
+    assert until in listed[1]
+
+
+def test_a_pause_of_no_known_type_is_pointed_out(command_line):
+    command_line.seed(("msg_1", DeliveryState.DONE))
+    assert "note" not in command_line("events", "pause", "--type", "order.*").err
+    misspelt = command_line("events", "pause", "--type", "orders.*")
+    assert misspelt.status == 0
+    assert "note: orders.* matches no known type" in misspelt.err
+
+
 @pytest.mark.parametrize(
     "words",
     [

@@ -18,6 +18,7 @@ from sdk_trio.events import OrderUpdatedEvent
 from sdk_trio.records.deliveries import Dead, DeliveryState, Done, NewDelivery, Released, Retry
 from sdk_trio.records.policies import PAUSED, ClaimLimits, GroupLimit
 from sdk_trio.storage.ports import Inbox
+from sdk_trio.storage.subjects import find_newer_handled
 
 NOW = 1000.0
 
@@ -174,6 +175,15 @@ async def test_an_owner_without_limits_finds_what_another_leaves_in_a_group(
     assert taken == ["a", "b"]
 
 
+async def test_the_group_with_the_oldest_event_is_first(stores: Stores) -> None:
+    inbox = await stores.open()
+    await accept(inbox, "first", event_type="refund.created")
+    await accept(inbox, *"abc")
+    many = limits(1, order_paid=GroupLimit(concurrency=9), refund_created=GroupLimit(concurrency=9))
+    assert await take(inbox, many) == ["first"]
+    assert await take(inbox, many) == ["a"]
+
+
 # -- rate ------------------------------------------------------------------------------------------
 
 
@@ -207,6 +217,21 @@ async def test_a_rate_goes_on_after_the_clock_was_set_back(stores: Stores) -> No
     assert await take(inbox, obeyed, now=NOW + 86400) == ["a"]
     assert await take(inbox, obeyed, now=NOW) == []
     assert await take(inbox, obeyed, now=NOW + 61) == ["b"]
+
+
+async def test_a_claim_that_waited_for_another_one_brings_no_token_back(tmp_path: Path) -> None:
+    """Its time is older than that of the other claim."""
+    stores = Stores("sqlite", tmp_path)
+    one, two = await stores.open("one"), await stores.open("two")
+    await accept(one, *(f"m{number}" for number in range(20)))
+    obeyed = limits(order_paid=GroupLimit(rate_per_minute=60.0))  # three may begin at once
+    assert len(await take(one, obeyed, now=NOW)) == 3
+    assert len(await take(one, obeyed, now=NOW + 10)) == 3
+    assert await take(two, obeyed, now=NOW + 5) == []
+    assert await take(one, obeyed, now=NOW + 10) == []
+    assert len(await take(one, obeyed, now=NOW + 11)) == 1
+    for inbox in stores.opened:
+        await inbox.close()
 
 
 class Moved:
@@ -381,6 +406,21 @@ async def test_an_older_state_that_arrives_late_is_not_handled_after_a_newer_one
     assert bench.counters.values["superseded"] == 1
 
 
+@pytest.mark.parametrize("stores", ["sqlite", "postgres"], indirect=True)
+async def test_an_event_is_not_superseded_by_one_that_was_not_handled(stores: Stores) -> None:
+    inbox = await stores.open()
+    obeyed = limits(order_updated=GroupLimit(coalesce=True))
+    for event in (state("a", 3), state("b", 5)):
+        await inbox.accept(event, leased=False)
+    assert [*await take(inbox, obeyed), *await take(inbox, obeyed)] == ["b"]
+    await inbox.start("b", now=NOW)
+    await inbox.finish("b", Dead("boom"), now=NOW)
+    assert await find_newer_handled(inbox, state("late", 1)) is None
+    await inbox.replay(["b"])
+    assert await handle_all(inbox, obeyed) == ["b"]
+    assert await find_newer_handled(inbox, state("late", 1)) == "b"
+
+
 async def test_a_suspect_that_is_superseded_is_reported(stores: Stores) -> None:
     killed, successor = await stores.open("killed"), await stores.open("successor")
     await killed.accept(state("a", 1), leased=False)
@@ -462,7 +502,10 @@ async def test_a_pause_records_who_began_and_ended_it(stores: Stores) -> None:
     assert second.is_active(NOW + 59)
     assert not second.is_active(NOW + 60)
     await two.pause("order.*", actor="bob", reason="longer", until=NOW + 90, now=NOW + 5)
-    changed = {pause.glob: pause for pause in await one.pauses()}["order.*"]
+    first, changed = [each for each in await one.pauses(ended=True) if each.glob == "order.*"]
+    assert (first.actor, first.reason) == ("ann", "migration")
+    assert (first.ended_at, first.ended_by) == (NOW + 5, "bob")
+    assert changed in await one.pauses()
     assert (changed.since, changed.actor, changed.until) == (NOW, "bob", NOW + 90)
     assert await two.resume("order.*", actor="eve", now=NOW + 10) == ["order.*"]
     assert await two.resume("order.*", actor="eve", now=NOW + 11) == []

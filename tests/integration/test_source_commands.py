@@ -115,6 +115,8 @@ def test_a_pause_of_a_source_is_listed_and_resumed_by_its_name(sources: CommandL
     assert (row["type"], row["source"]) == ("invoice.*", "stripe")
     wrong = sources("events", "resume", "--type", "invoice.*")
     assert "name a paused glob: invoice.* of stripe" in wrong.err
+    hint = "run: events resume --source stripe --type 'invoice.*'"
+    assert hint in sources("doctor", "--offline", "--dev").out
 
     resumed = sources("events", "resume", "--source", "stripe", "--type", "invoice.*")
     assert "resumed: invoice.* of stripe" in resumed.err

@@ -277,6 +277,84 @@ async def test_a_backlog_of_other_handlers_does_not_keep_a_limited_event_out(aut
         bench.queue.close()
 
 
+async def test_a_full_memory_of_other_events_does_not_delay_limited_ones(autojump_clock):
+    handled = []
+
+    async def busy(event):
+        await trio.sleep(1)
+
+    async def limited(event):
+        handled.append(trio.current_time())
+
+    handlers = HandlerRegistry()
+    handlers.register(OrderPaidEvent, busy, enqueue=True)
+    handlers.register(OrderUpdatedEvent, limited, enqueue=True, rate_per_minute=60)
+    bench = Bench.of(handlers, Webhooks__Queue__Workers=4)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(bench.queue.run)
+        for _ in range(400):
+            await bench.queue.accept(arrival())
+        for number in range(50):
+            brought = arrival("order.updated", webhook_id=f"m{number}")
+            await bench.queue.accept(brought, direct=False)
+        await trio.sleep(60)
+        assert len(handled) == 50
+        assert (await bench.inbox.counts())[DeliveryState.RECEIVED] > 100
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_limited_event_does_not_wait_for_a_run_that_is_cancelled(autojump_clock):
+    handled = []
+
+    async def ends_its_task(event):
+        await trio.sleep(6)
+        trio.lowlevel.current_task().parent_nursery.cancel_scope.cancel()
+        await trio.lowlevel.checkpoint()
+
+    async def limited(event):
+        handled.append(event.webhook_id)
+
+    handlers = HandlerRegistry()
+    handlers.register(OrderPaidEvent, ends_its_task, enqueue=True, max_attempts=1)
+    handlers.register(OrderUpdatedEvent, limited, enqueue=True, concurrency=1)
+    bench = Bench.of(handlers, Webhooks__Queue__Workers=1)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(bench.queue.run)
+        await bench.queue.accept(arrival())
+        for webhook_id in ("a", "b"):
+            await bench.queue.accept(arrival("order.updated", webhook_id=webhook_id), direct=False)
+        await trio.sleep(4)
+        assert handled == []
+        await trio.sleep(10)
+        assert handled == ["a", "b"]
+        bench.queue.close()
+
+
+async def test_a_limited_event_that_waits_for_a_worker_runs_in_the_drain(autojump_clock):
+    handled = []
+
+    async def busy(event):
+        await trio.sleep(10)
+
+    async def limited(event):
+        handled.append(event.webhook_id)
+
+    handlers = HandlerRegistry()
+    handlers.register(OrderPaidEvent, busy, enqueue=True)
+    handlers.register(OrderUpdatedEvent, limited, enqueue=True, concurrency=1)
+    bench = Bench.of(handlers, Webhooks__Queue__Workers=1)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(bench.queue.run)
+        await bench.queue.accept(arrival())
+        for webhook_id in ("a", "b"):
+            await bench.queue.accept(arrival("order.updated", webhook_id=webhook_id), direct=False)
+        await trio.sleep(6)
+        assert bench.queue.depth == 1
+        bench.queue.close()
+    assert handled == ["a"]
+    assert (await bench.inbox.get("b")).state is DeliveryState.RECEIVED
+
+
 def test_no_name_of_a_type_makes_the_group_of_a_handler_that_of_a_pause():
     groups = [handler_group(name) for name in ("order.*", "pause:order.*", "", "\0")]
     assert pause_group("order.*") not in groups

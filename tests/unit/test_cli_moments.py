@@ -97,3 +97,9 @@ def test_headers_that_cannot_be_read(content, message):
 def test_any_bytes_are_headers_or_a_usage_error(content):
     with contextlib.suppress(UsageError):
         parse_headers(content)
+
+
+def test_a_time_ahead():
+    assert parse_moment("2h", now=NOW, ahead=True) == NOW + 7200
+    with pytest.raises(UsageError, match="15m, 2h, 3d from now; not '10'"):
+        parse_moment("10", now=NOW, option="--until", ahead=True)

@@ -572,6 +572,8 @@ def test_a_factory_that_ends_programs_is_refused_as_any_that_fails():
         ({"timeout": -1}, "timeout=-1 is not a number of seconds from 0.01 to 604800"),
         ({"timeout": float("nan")}, "timeout=nan"),
         ({"concurrency": 1.5}, "concurrency=1.5"),
+        ({"timeout": 10**400}, "is no number of seconds from 0.01 to 604800"),
+        ({"rate_per_minute": -(10**400)}, "is no number from 0.01 to 1e+06"),
         ({"rate_per_minute": 0}, "rate_per_minute=0"),
         ({"retry": 5}, "write retry=Backoff(base=1, cap=900)"),
         ({"retry": Backoff(10, 1)}, "cap=1, which is less than its base=10"),

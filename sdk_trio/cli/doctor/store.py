@@ -22,6 +22,7 @@ from ...notifications.send import Skipped, credential
 from ...records.channels import CHANNELS, ContactKind, NotificationChannel
 from ...records.deliveries import DeliveryState
 from ...records.notifications import NotificationState
+from ...records.policies import name_of_glob, resume_options
 from ...records.tenants import Tenant, TenantStatus
 from ...storage.examine import Contents, Examination, examine
 from ...storage.open import open_store, postgres_address
@@ -68,9 +69,9 @@ async def check_pauses(settings: Settings, report: Report) -> None:
     """
     for pause in await pauses_in(settings):
         report.warning(
-            f"events of {pause.glob}",
+            f"events of {name_of_glob(pause.glob)}",
             str(pause),
-            f"'events resume --type {pause.glob}', if it is over",
+            f"if it is over, run: events resume {resume_options(pause.glob)}",
         )
 
 

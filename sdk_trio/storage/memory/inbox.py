@@ -58,6 +58,7 @@ from ..admission import (
     existing_state,
     readmit,
 )
+from ..coalescing import SUPERSEDED
 from ..effects import Effects, T
 from . import policies
 from .policies import Allowance
@@ -560,7 +561,7 @@ class MemoryInbox:
     def _end_superseded(self, allowance: Allowance, now: float) -> list[tuple[str, str]]:
         for row, newer in allowance.superseded:
             self._rows.finish(row, now)
-            row.last_error = f"superseded by {newer}"
+            row.last_error = f"{SUPERSEDED}{newer}"
             self._own_changes += 1
         return [(row.key, newer) for row, newer in allowance.superseded]
 

@@ -1,5 +1,7 @@
 """Pauses and policies of the store in memory: the deliveries that a claim may take."""
 
+from msgspec.structs import replace
+
 from ...base.throttle import TokenBucket
 from ...records.policies import ClaimLimits, EventPause, GroupLimit, burst_of
 from ..coalescing import coalesce, waiting_event
@@ -19,7 +21,7 @@ def pause(
     for number, each in enumerate(rows.pauses):
         if each.glob == glob and each.is_active(now):
             since = each.since
-            del rows.pauses[number]
+            rows.pauses[number] = replace(each, ended_at=now, ended_by=actor)
             break
     rows.pauses.append(EventPause(glob, since, actor, reason, until))
     rows.changes += 1
@@ -32,8 +34,7 @@ def resume(rows: Deliveries, glob: str | None, *, actor: str, now: float) -> lis
         if each.ended_at is None and glob in (None, each.glob):
             by = actor if each.is_active(now) else None
             at = now if by is not None else each.until
-            kept = EventPause(each.glob, each.since, each.actor, each.reason, each.until, at, by)
-            rows.pauses[number] = kept
+            rows.pauses[number] = replace(each, ended_at=at, ended_by=by)
             if by is not None:
                 ended.append(each.glob)
     rows.changes += 1

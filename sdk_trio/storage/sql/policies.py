@@ -24,8 +24,8 @@ import msgspec
 
 from ...base.throttle import TokenBucket
 from ...records.policies import ClaimLimits, EventPause, GroupLimit, burst_of
-from ..admission import LeaseTerms
-from ..coalescing import WaitingEvent, coalesce, waiting_event
+from ..admission import CLOCK_SLACK_SECONDS, LeaseTerms
+from ..coalescing import SUPERSEDED, WaitingEvent, coalesce, waiting_event
 from .deliveries import RunEnd, end_all, note_reason
 from .dialect import SqlTransaction
 from .schema import NO_LEASE, unfinished
@@ -75,7 +75,9 @@ UPDATE work SET held_group = :group, {NO_LEASE},
 WHERE sequence IN ints(:sequences)
 """
 
-# One step of an index for each group, however many events are held in it.
+# One step of an index for each group, however many events are held in it. The group with the
+# oldest event comes first: another order would let one group use all workers for as long as it has
+# events.
 _LIST_GROUPS = """
 WITH RECURSIVE step (held_group) AS (
     SELECT (SELECT held_group FROM work WHERE held_group IS NOT NULL AND lease_owner IS NULL
@@ -86,7 +88,9 @@ WITH RECURSIVE step (held_group) AS (
         ORDER BY work.held_group LIMIT 1)
     FROM step WHERE step.held_group IS NOT NULL
 )
-SELECT held_group FROM step WHERE held_group IS NOT NULL
+SELECT held_group FROM step WHERE held_group IS NOT NULL ORDER BY (
+    SELECT sequence FROM work WHERE work.held_group = step.held_group AND lease_owner IS NULL
+    ORDER BY work.held_group, sequence LIMIT 1)
 """
 
 _END_GROUP = """
@@ -215,6 +219,10 @@ class _Choice:
             self._note_next(BUSY_SECONDS)
             return
         missing, as_of, clock = locked
+        # A claim that has waited for those of another process has an older time. The tokens that
+        # came back since then were counted, and must not come back again.
+        if as_of - CLOCK_SLACK_SECONDS < clock < as_of:
+            clock = as_of
         most = self._free_workers
         if limit.concurrency is not None:
             running = self._tx.one(
@@ -317,7 +325,7 @@ class _Choice:
         for run, is_done in zip(runs, done, strict=True):
             if is_done:
                 key, newer = superseded[run.sequence]
-                note_reason(self._tx, run.sequence, f"superseded by {newer}")
+                note_reason(self._tx, run.sequence, f"{SUPERSEDED}{newer}")
                 self._superseded.append((key, newer))
 
 
@@ -346,10 +354,11 @@ SELECT glob, since, actor, reason, until, ended_at, ended_by FROM pause
 WHERE ended_at IS NULL OR CAST(:ended AS boolean) ORDER BY since, id
 """
 
-# One that is there keeps its beginning: a second pause changes why and how long.
-_CHANGE_PAUSE = """
-UPDATE pause SET until = :until, reason = :reason, actor = :actor
-WHERE glob = :glob AND ended_at IS NULL AND (until IS NULL OR until > :now) RETURNING id
+# A second pause of a glob changes why and how long. It goes on from the first one, whose row stays
+# as the record of who began it.
+_REPLACE_PAUSE = """
+UPDATE pause SET ended_at = :now, ended_by = :actor
+WHERE glob = :glob AND ended_at IS NULL AND (until IS NULL OR until > :now) RETURNING since
 """
 
 _END_OVERDUE_PAUSES = """
@@ -358,7 +367,7 @@ UPDATE pause SET ended_at = until, ended_by = '' WHERE ended_at IS NULL AND unti
 
 _ADD_PAUSE = """
 INSERT INTO pause (glob, since, actor, reason, until)
-VALUES (:glob, :now, :actor, :reason, :until)
+VALUES (:glob, :since, :actor, :reason, :until)
 """
 
 _END_PAUSES = """
@@ -382,9 +391,9 @@ def pause(
 ) -> None:
     """Pause the events whose type matches ``glob``."""
     tx.run(_END_OVERDUE_PAUSES, now=now)
-    given = {"glob": glob, "actor": actor, "reason": reason, "until": until, "now": now}
-    if tx.one(_CHANGE_PAUSE, **given) is None:
-        tx.run(_ADD_PAUSE, **given)
+    replaced = tx.one(_REPLACE_PAUSE, glob=glob, actor=actor, now=now)
+    since = now if replaced is None else replaced[0]
+    tx.run(_ADD_PAUSE, glob=glob, since=since, actor=actor, reason=reason, until=until)
     tx.note_change()
 
 
