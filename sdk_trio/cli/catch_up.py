@@ -76,7 +76,7 @@ def catch_up(arguments: Namespace) -> int:
     if command.uncertain:
         say(
             f"{command.uncertain} lifecycle events were left out: their records are older than the "
-            "inbox's memory, so they may have been handled. Their *.updated events are included"
+            "retention of ids, so they may have been handled. Their *.updated events are included"
         )
     return EXIT_FAILURE if command.failed else 0
 

@@ -151,7 +151,7 @@ class Changed(msgspec.Struct, frozen=True):
 
     ``changed_at`` is the time of its last change (Unix seconds), and ``changed_text`` the same as
     the upstream wrote it. ``implied`` are lifecycle types in their order. ``uncertain`` are types
-    that the state implies, too, but that may be older than the inbox's memory.
+    that the state implies, too, but that may be older than the retention of ids.
     """
 
     kind: RecordKind

@@ -81,7 +81,7 @@ class CatchUpRun:
 
     ``types`` is a glob; None: all types. ``lists`` are still to read, the current one first; None:
     the run has not begun. ``listed``, ``changed`` and ``added`` count records and events so far.
-    ``uncertain`` counts lifecycle events that may be older than the inbox's memory.
+    ``uncertain`` counts lifecycle events that may be older than the retention of ids.
     """
 
     since: float
