@@ -329,7 +329,7 @@ class HandlerRegistry:
         return surrounding
 
     def source(self, name: str) -> "SourceHandlers":
-        """Return the handlers of a source, which is another sender than the upstream.
+        """Return the handlers of a source, which is a sender other than the upstream.
 
         ``name`` is the source's ``Name`` in the settings: ``handlers.source("stripe").on(...)``.
         """

@@ -33,7 +33,7 @@ from .schema import NO_LEASE, unfinished
 #: The most events whose group one claim finds or changes.
 CHUNK = 1000
 
-#: The seconds after which a group is tried again that another host is claiming from.
+#: The seconds after which a claim tries a group again if another host was claiming from it.
 BUSY_SECONDS = 0.05
 
 #: The most events of a lane that are compared at a time to find its newest state.

@@ -35,7 +35,7 @@ _LIFECYCLE = (
     "canceled", "refunded", "revoked", "expired", "deleted",
 )  # fmt: skip
 
-#: The kinds of :class:`Trouble` that the dice choose from.
+#: The kinds of :class:`Trouble` that the random numbers choose from.
 _TROUBLES = ("slow", "slow", "fail", "fail_after", "hang", "cancel")
 
 #: The most crashes, stalls and outages of one simulation. An event that ran in each of them must
