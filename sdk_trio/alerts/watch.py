@@ -2,6 +2,7 @@
 
 The rows of the store are the state of all alerts. While the store cannot be written, the state is
 kept in memory and messages are sent nevertheless; the rows are written when the store works again.
+If another host leads by then, it has no row of that outage, so this host announces its end.
 
 Cancellation: a message that is being sent stays waiting in the store, so the next start sends it
 again.
@@ -27,8 +28,8 @@ from ..records.alerts import Alert, AlertBook, AlertMessage, AlertName
 from ..records.notifications import NotificationState
 from ..storage.ports import AlertStore
 from ..storage.term import TermEndedError
-from .conditions import Facts, evaluate
-from .lifecycle import DueMessage, advance
+from .conditions import AlertCondition, Facts, evaluate
+from .lifecycle import MOST_MESSAGES, DueMessage, advance
 
 _log = get_logger("alerts")
 
@@ -48,6 +49,9 @@ RESULTS: Final = {
 
 #: The least time between two messages about one alert, in seconds, by which they are ordered.
 LEAST_INTERVAL_SECONDS: Final = 0.001
+
+#: The alert that a host can open while no host can write a row.
+OUTAGE: Final = AlertName.STORE_UNREACHABLE
 
 _Key = tuple[str, str]
 
@@ -100,6 +104,8 @@ class AlertWatch:
         self._schedule = schedule or RetrySchedule()
         self._fraction = fraction
         self._was_in_charge = False
+        # Whether the term in which rows may be written is over.
+        self._is_over = False
         # The last term in which this host was in charge.
         self._term: int | None = None
         self._loaded = False
@@ -146,19 +152,21 @@ class AlertWatch:
             term = self._current_term()
             if term != self._term:
                 self._forget()  # another host may have changed the rows meanwhile
-            self._was_in_charge, self._term = True, term
+            self._was_in_charge, self._term, self._is_over = True, term, False
         elif not (is_down and self._was_in_charge):
             await self._resign()
-            return
-        if not is_down and not await self._load():
+            if self._was_in_charge:
+                return
+        if self._was_in_charge and not is_down and not await self._load():
             return
         now = self._clock()
         conditions = evaluate(facts, self._options, now)
         if not self._in_charge():
             # Another host may be in charge, and cannot know that this one has lost the store.
-            conditions = tuple(
-                each for each in conditions if each.name is AlertName.STORE_UNREACHABLE
-            )
+            conditions = tuple(each for each in conditions if each.name is OUTAGE)
+        if not self._was_in_charge:
+            # A later outage is announced by the host that leads then.
+            conditions = (AlertCondition(OUTAGE, holds=False),)
         step = advance(self._alerts, conditions, self._options, now)
         for alert in step.changed:
             self._alerts[alert.name] = alert
@@ -226,8 +234,12 @@ class AlertWatch:
 
     def _merge(self, book: AlertBook) -> None:
         for alert in book.alerts:
-            if alert.name not in self._unsaved_alerts:
-                self._alerts[alert.name] = alert
+            if alert.name in self._unsaved_alerts:
+                # Newer in memory, except for the messages that other hosts have sent.
+                mine = self._alerts[alert.name]
+                sent = sorted({*alert.sent, *mine.sent})[-MOST_MESSAGES:]
+                alert = attrs.evolve(mine, sent=tuple(sent))
+            self._alerts[alert.name] = alert
         for message in book.messages:
             # A channel that is no longer configured has no sender; its messages stay.
             key = message.id, message.channel
@@ -244,18 +256,22 @@ class AlertWatch:
 
     async def _write(self) -> None:
         await trio.lowlevel.checkpoint()
+        if self._is_over:
+            for key in [key for key, each in self._messages.items() if not each.is_waiting]:
+                self._drop(key)
+            return
         alerts, messages = self._unsaved_alerts, self._unsaved_messages
         if not (alerts or messages):
             return
         self._unsaved_alerts, self._unsaved_messages = set(), set()
         saved = {key: self._messages[key] for key in messages}
-        is_saved = is_over = False
+        is_saved = False
         try:
             rows = [self._alerts[name] for name in alerts]
             await self._store().save(rows, list(saved.values()), now=self._clock(), term=self._term)
             is_saved = True
         except TermEndedError as error:
-            is_over = True
+            self._is_over = True
             _log.warning("alert.rows_left", reason=str(error), hint="the host that leads has them")
         except StoreUnavailableError as error:
             _log.store_unavailable(error, retry_in=CHECK_SECONDS)
@@ -265,11 +281,15 @@ class AlertWatch:
             if not is_saved:
                 self._unsaved_alerts |= alerts
                 self._unsaved_messages |= messages
-            if is_over:
+            if self._is_over:
                 self._forget()
         for key, message in saved.items() if is_saved else ():
             if self._messages.get(key) is message and not message.is_waiting:
-                del self._messages[key], self._due[key]
+                self._drop(key)
+
+    def _drop(self, key: _Key) -> None:
+        del self._messages[key], self._due[key]
+        self._unsaved_messages.discard(key)
 
     async def _resign(self) -> None:
         """Hand the state over to the host that is in charge now."""
@@ -278,12 +298,13 @@ class AlertWatch:
             self._forget()
 
     def _forget(self) -> None:
-        """Forget the state, which another host has from now on."""
+        """Forget the state, which another host has from now on, except an outage without a row."""
         self._was_in_charge = self._loaded = False
-        for known in (self._alerts, self._messages, self._due):
-            known.clear()
-        self._unsaved_alerts.clear()
-        self._unsaved_messages.clear()
+        self._unsaved_alerts &= {OUTAGE}
+        self._alerts = {name: self._alerts[name] for name in self._unsaved_alerts}
+        for key, message in list(self._messages.items()):
+            if message.alert not in self._alerts:
+                self._drop(key)
 
     # -- sending -----------------------------------------------------------------------------
 

@@ -358,27 +358,62 @@ async def test_a_host_that_does_not_lead_sends_nothing(tmp_path):
         assert not [each for each in watch.samples() if each.name == "sdk_alert_open"]
 
 
+async def lose_the_store(bench, watch, **facts):
+    """Let the store be away for so long that its alert opens, and the term ends."""
+    bench.store.is_unavailable = True
+    since = bench.clock() - UNREACHABLE_SECONDS
+    bench.facts = Facts(store_writes=False, store_failing_since=since, **facts)
+    await watch.check()
+    bench.leads = False  # no lease can be renewed
+    await watch.check()
+
+
 @pytest.mark.parametrize("stores", ["postgres"], indirect=True)
-async def test_a_host_whose_term_is_over_writes_no_row_and_sends_nothing_more(stores):
+async def test_a_host_whose_term_is_over_ends_what_it_announced_and_writes_no_row(stores):
+    """Only it knows that the store was away. All else belongs to the host that leads now."""
     one, two = await stores.open("one"), await stores.open("two")
     here = Bench(AwayStore(one.alerts), term=await one.lead(seconds=0.0))
     watch = here.watch()
     await watch.check()
-    here.store.is_unavailable = True
-    here.leads = False  # no lease can be renewed
-    since = here.clock() - UNREACHABLE_SECONDS
-    here.facts = Facts(store_writes=False, store_failing_since=since)
-    await watch.check()
+    await lose_the_store(here, watch, sender_answers=False)
     other = Bench(two.alerts, term=await two.lead(seconds=60.0))
     assert other.term != here.term
     await other.watch().check()
     here.store.is_unavailable = False
+    here.facts = Facts(store_writes=True)
+    await watch.check()
     async with Running(watch):
-        here.facts = Facts(store_writes=True)
+        here.clock.ahead += 61
+        await watch.check()
+        await until(lambda: len(here.sent) == 2)
+        here.clock.ahead += 61
         await watch.check()
         await trio.testing.wait_all_tasks_blocked()
+    sent = [(str(each.alert), str(each.kind)) for each in here.sent]
+    assert sent == [("store_unreachable", "opened"), ("store_unreachable", "closed")]
     assert (await two.alerts.load()).alerts == []
-    assert here.sent == []
+
+
+@pytest.mark.parametrize("stores", ["postgres"], indirect=True)
+async def test_outages_between_which_the_term_moves_to_another_host_do_not_flood(stores):
+    inboxes = [await stores.open(name) for name in ("one", "two")]
+    hosts = [Bench(AwayStore(inbox.alerts), leads=False) for inbox in inboxes]
+    watches = [host.watch(close_after_seconds=0) for host in hosts]
+    async with Running(watches[0]), Running(watches[1]):
+        for number in range(12):
+            leader, watch = hosts[number % 2], watches[number % 2]
+            for host in hosts:
+                host.store.is_unavailable, host.facts = False, Facts(store_writes=True)
+            leader.leads, leader.term = True, await inboxes[number % 2].lead(seconds=0.0)
+            for each in watches:
+                await each.check()
+                await trio.testing.wait_all_tasks_blocked()
+            for host in hosts:
+                host.clock.ahead += 20
+            await lose_the_store(leader, watch)
+            await trio.testing.wait_all_tasks_blocked()
+    sent = [str(each.kind) for host in hosts for each in host.sent]
+    assert len(sent) <= 2 * 3
 
 
 async def test_the_rows_are_read_once_in_a_term(tmp_path):
