@@ -9,8 +9,10 @@ while the endpoint is disabled leaves no delivery behind::
     async with trio.open_nursery() as nursery:
         nursery.start_soon(upstream.run)
         started = await nursery.start(runtime.run)
-        upstream.target = f"{started.webhook_url}/hooks/sdk"
-        upstream.change("orders", sample("order.paid", now=now)["data"], "order.paid")
+        upstream.organization.target = f"{started.webhook_url}/hooks/sdk"
+        upstream.change("orders", sample("order.paid", now=datetime.now(UTC))["data"], "order.paid")
+
+docs/reference/catch-up.md has a program of an outage.
 """
 
 import json
