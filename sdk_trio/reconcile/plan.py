@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import attrs
 
@@ -339,10 +339,17 @@ def subscribed_types(endpoints: Iterable[ReadEndpoint]) -> frozenset[str] | None
 
 def has_path(entry: Mapping[str, Any], path: str) -> bool:
     """Return whether a webhook endpoint of the upstream has the path of this receiver."""
-    return urlsplit(str(entry.get("url"))).path.rstrip("/").endswith(path.rstrip("/"))
+    return _split_url(entry).path.rstrip("/").endswith(path.rstrip("/"))
+
+
+def _split_url(entry: Mapping[str, Any]) -> SplitResult:
+    try:
+        return urlsplit(str(entry.get("url")))
+    except ValueError:
+        return urlsplit("")  # it is the URL of no receiver
 
 
 def _shown_url(entry: Mapping[str, Any]) -> str:
     """Return an endpoint's URL without user, query or fragment, which may contain secrets."""
-    parts = urlsplit(str(entry.get("url")))
+    parts = _split_url(entry)
     return f"{parts.scheme}://{parts.hostname}{parts.path}"

@@ -146,6 +146,15 @@ def test_the_endpoint_is_the_only_one_or_has_our_path_or_is_configured() -> None
         assert "pass" not in str(caught.value)
 
 
+@pytest.mark.parametrize("url", ["https://[bad/hooks/sdk", "https://\u2100/hooks/sdk", None, 7])
+def test_an_endpoint_without_a_usable_url_is_that_of_no_receiver(url: Any) -> None:
+    broken = {"id": "c", "url": url}
+    (found,) = choose_endpoints([broken, HERE], configured=(), path="/hooks/sdk")
+    assert found.id == "a"
+    with pytest.raises(UnknownEndpointError):
+        choose_endpoints([broken, broken | {"id": "d"}], configured=(), path="/hooks/sdk")
+
+
 def test_the_clients_counters_have_the_names_of_the_metrics() -> None:
     class Counters:
         requests = {("GET", "ok"): 3, ("POST", "outcome_unknown"): 1}  # noqa: RUF012 - read only
