@@ -35,6 +35,11 @@ _log = get_logger("runtime")
 #: minutes after the endpoint was enabled.
 WATCH_SECONDS = 60.0
 
+#: Accounts that are checked at a time, and the time limit of one check, in seconds. An account
+#: whose calls hang must not delay the catch-up of another one.
+CHECKED_AT_ONCE = 16
+CHECK_SECONDS = 30.0
+
 #: The catch-up begins without the upstream's deliveries after so many checks in which they could
 #: not be requested: what changed must not wait for that list longer.
 DELIVERY_TRIES = 2
@@ -145,6 +150,7 @@ class GapWatch:
         # The failures of an account's catch-up in a row, and the time of its next try.
         self._failures: dict[str | None, tuple[int, float]] = {}
         self._limit = trio.CapacityLimiter(ACCOUNTS_AT_ONCE)
+        self._checking = trio.CapacityLimiter(CHECKED_AT_ONCE)
         # The accounts of the last round.
         self._accounts: list[str | None] = [None]
         #: Whether the upstream answered the host's last check; None: there was none.
@@ -179,17 +185,20 @@ class GapWatch:
             _log.warning("reconciliation.watch_failed", error=str(error))
             await trio.lowlevel.checkpoint()
             return
-        for tenant in accounts:
-            await self._watch(tenant, nursery)
+        async with trio.open_nursery() as checks:
+            for tenant in accounts:
+                checks.start_soon(self._watch, tenant, nursery)
 
     async def _watch(self, tenant: Tenant | None, nursery: trio.Nursery) -> None:
         """Check one account, and start its catch-up if it has one to do."""
-        await trio.lowlevel.checkpoint()
         key = _key(tenant)
         try:
-            endpoints = await self.check(tenant)
-        except SdkError as error:
-            _log.warning("reconciliation.watch_failed", **_fields(tenant), error=str(error))
+            async with self._checking:
+                with trio.fail_after(CHECK_SECONDS):
+                    endpoints = await self.check(tenant)
+        except (SdkError, trio.TooSlowError) as error:
+            reason = str(error) or f"the upstream did not answer within {CHECK_SECONDS:g} s"
+            _log.warning("reconciliation.watch_failed", **_fields(tenant), error=reason)
             return
         if not endpoints or not self._options.by_state or key in self._catching_up:
             return
@@ -227,12 +236,12 @@ class GapWatch:
         """
         await self._load(tenant)
         async with self._open_upstream(tenant) as upstream:
+            answers = False
             try:
                 listed = await upstream.endpoints()
-            except SdkError:
-                self._note_answer(tenant, answers=False)
-                raise
-            self._note_answer(tenant, answers=True)
+                answers = True
+            finally:
+                self._note_answer(tenant, answers=answers)
             chosen = endpoints_of(self._settings, tenant, listed)
             # Read only now: a catch-up may have stored its progress meanwhile.
             state, now = self._states[_key(tenant)], self._clock()

@@ -11,6 +11,7 @@ from sdk_trio.client.client import UpstreamDeliveries
 from sdk_trio.config import Settings
 from sdk_trio.errors import SdkError
 from sdk_trio.reconcile.gap_watch import GapWatch
+from sdk_trio.records.tenants import EnvironmentVariable, Tenant, TenantCredentials
 from sdk_trio.storage.memory.inbox import MemoryInbox
 from sdk_trio.testing import SendingUpstream
 
@@ -22,6 +23,34 @@ def now():
     return BEGIN + trio.current_time()
 
 
+class Hanging:
+    """An upstream that never answers."""
+
+    async def endpoints(self):
+        await trio.sleep_forever()
+
+
+class Tenants:
+    """So many tenants, each with an access token of its own."""
+
+    def __init__(self, number):
+        token = TenantCredentials(access_token=EnvironmentVariable("TOKEN"))
+        names = [f"t{number}" for number in range(number)]
+        self.rows = [
+            Tenant(id=f"id_{name}", identifier=name, name=name, created_at=1.0, credentials=token)
+            for name in names
+        ]
+
+    async def all(self):
+        await trio.lowlevel.checkpoint()
+        return self.rows
+
+    async def find_by_organization(self, organization):
+        await trio.lowlevel.checkpoint()
+
+    find_erased = find_by_organization
+
+
 @pytest.fixture
 async def watched():
     """Return an upstream and its inbox, which a gap watch watches from the beginning."""
@@ -30,7 +59,8 @@ async def watched():
 
 
 @asynccontextmanager
-async def watching(clock=now):
+async def watching(clock=now, tenants=None, hangs=()):
+    """Run a watch; the calls of tenants whose identifier is in ``hangs`` get no answer."""
     upstream = SendingUpstream(secret=SECRET, clock=now)
     upstream.organization.subscribed = ("order.updated",)
     settings = Settings.from_mapping(
@@ -48,10 +78,18 @@ async def watching(clock=now):
 
         @asynccontextmanager
         async def open_upstream(tenant):
-            yield UpstreamDeliveries(client)
+            hanging = tenant is not None and tenant.identifier in hangs
+            yield Hanging() if hanging else UpstreamDeliveries(client)
 
         ready = []
-        watch = GapWatch(inbox, settings, open_upstream, clock=clock, is_ready=lambda: bool(ready))
+        watch = GapWatch(
+            inbox,
+            settings,
+            open_upstream,
+            tenants=tenants,
+            clock=clock,
+            is_ready=lambda: bool(ready),
+        )
         async with trio.open_nursery() as nursery:
             nursery.start_soon(watch.run)
             yield upstream, inbox, ready, watch
@@ -91,6 +129,22 @@ async def test_what_changes_just_before_the_endpoint_is_enabled_is_caught_up_by_
         upstream.enable()
         await trio.sleep(300)
         assert {event.subject for event in await inbox.find()} == {"ord_1", "ord_2"}
+
+
+async def test_accounts_whose_calls_hang_do_not_delay_the_catch_up_of_others(
+    autojump_clock, caplog
+):
+    hangs = [f"t{number}" for number in range(5)]
+    async with watching(tenants=Tenants(6), hangs=hangs) as (upstream, inbox, *_):
+        await trio.sleep(600)
+        upstream.organization.enabled = False
+        await trio.sleep(3 * HOUR)
+        upstream.change("orders", order("ord_1", created=now() - HOUR, modified=now() - HOUR))
+        upstream.enable()
+        await trio.sleep(180)
+        found = {event.signer for event in await inbox.find(type="order.updated")}
+        assert found == {"", "id_t5"}
+    assert "tenant='t0' error='the upstream did not answer within 30 s'" in caplog.text
 
 
 async def test_a_receiver_enables_its_endpoint_as_soon_as_it_is_ready_and_once_an_hour(
