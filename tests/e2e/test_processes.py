@@ -362,21 +362,19 @@ def test_a_pause_and_the_policies_show_for_several_processes(place: Place) -> No
     with several(place) as daemon:
         token = (place.data / "admin-token").read_text().strip()
         headers = {"authorization": f"Bearer {token}"}
-        client = httpx.Client(base_url=daemon.admin, headers=headers, timeout=30)
-        rows = {row["type"]: row for row in client.get("/api/types").json()}
-        assert rows["order.paid"]["policies"] == "concurrency=2"
-        assert rows["order.created"]["handled"]
-        assert (rows["invoice.paid"]["source"], rows["invoice.paid"]["policies"]) == (
-            "stripe",
-            "max_attempts=3",
-        )
-        client.post("/api/pause", json={"type": "order.*", "reason": "migration"})
+        with httpx.Client(base_url=daemon.admin, headers=headers, timeout=30) as client:
+            rows = {row["type"]: row for row in client.get("/api/types").json()}
+            assert rows["order.paid"]["policies"] == "concurrency=2"
+            assert rows["order.created"]["handled"]
+            of_source = rows["invoice.paid"]
+            assert (of_source["source"], of_source["policies"]) == ("stripe", "max_attempts=3")
+            client.post("/api/pause", json={"type": "order.*", "reason": "migration"})
 
-        def check() -> Any:
-            checks = {each["name"]: each for each in client.get("/healthz").json()["checks"]}
-            return checks["pauses"]
+            def check() -> Any:
+                checks = {each["name"]: each for each in client.get("/healthz").json()["checks"]}
+                return checks["pauses"]
 
-        wait_until(lambda: check()["degraded"])
-        assert "order.* is paused since" in check()["detail"]
-        client.post("/api/resume", json={"type": "order.*"})
-        wait_until(lambda: not check()["degraded"])
+            wait_until(lambda: check()["degraded"])
+            assert "order.* is paused since" in check()["detail"]
+            client.post("/api/resume", json={"type": "order.*"})
+            wait_until(lambda: not check()["degraded"])
