@@ -56,7 +56,9 @@ def main() -> int:
                 "rounds": scale.rounds,
                 "seconds": scale.seconds,
                 "connections": CONNECTIONS,
-                "sizes": {key: getattr(scale, key) for key in ("finished", "backlog", "expired")},
+                "sizes": {
+                    key: getattr(scale, key) for key in ("finished", "backlog", "expired", "some")
+                },
                 "took_seconds": round(time.monotonic() - begun),
                 "runs": runs,
             }
@@ -71,7 +73,7 @@ def main() -> int:
 
 def _scale(options: argparse.Namespace) -> Scale:
     scale = QUICK if options.quick else WHOLE
-    names = ("rounds", "seconds", "warm_up", "finished", "backlog", "expired")
+    names = ("rounds", "seconds", "warm_up", "finished", "backlog", "expired", "some", "counted")
     given = {name: getattr(options, name) for name in names}
     return attrs.evolve(scale, **{name: value for name, value in given.items() if value})
 
@@ -152,6 +154,8 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("--warm-up", type=float, help="seconds of warm-up before them")
     made.add_argument("--finished", type=int, help="finished events in the full store")
     made.add_argument("--backlog", type=int, help="waiting events at the start")
+    made.add_argument("--some", type=int, help="finished events in the smaller store")
+    made.add_argument("--counted", type=int, help="deliveries whose instructions are counted")
     made.add_argument("--expired", type=int, help="events that the retention removes")
     made.add_argument(
         "--directory",

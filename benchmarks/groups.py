@@ -11,11 +11,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import attrs
+import counted as work
 from load import Measured
-from peers import DURABLE, ENQUEUED, FASTAPI, HERE, INLINE, Server
+from peers import DURABLE, ENQUEUED, FASTAPI, FLOOR, HERE, INLINE, Server
 from serving import DONE_SECONDS, Process, copied, generating, load_of, measured, send, serving
 from stores import Certificate, expired_store, finished_store, waiting_store
 
@@ -37,13 +39,31 @@ class Scale:
     finished: int
     backlog: int
     expired: int
+    some: int
+    counted: int
     rates: tuple[int, ...] = (100, 500, 2000)
 
 
 WHOLE = Scale(
-    rounds=5, warm_up=0.8, seconds=2.2, finished=1_000_000, backlog=30_000, expired=100_000
+    rounds=5,
+    warm_up=0.8,
+    seconds=2.2,
+    finished=1_000_000,
+    backlog=30_000,
+    expired=100_000,
+    some=50_000,
+    counted=512,
 )
-QUICK = Scale(rounds=1, warm_up=0.2, seconds=0.7, finished=30_000, backlog=3_000, expired=20_000)
+QUICK = Scale(
+    rounds=1,
+    warm_up=0.2,
+    seconds=0.7,
+    finished=30_000,
+    backlog=3_000,
+    expired=20_000,
+    some=5_000,
+    counted=32,
+)
 
 
 @attrs.frozen
@@ -73,7 +93,7 @@ class Bench:
 def everyday(bench: Bench) -> Runs:
     """Measure the default configuration at moderate loads, by the rate of arrivals."""
     runs: Runs = {str(rate): {} for rate in bench.scale.rates}
-    for number, server in bench.rounds((INLINE, ENQUEUED, FASTAPI, DURABLE)):
+    for number, server in bench.rounds((INLINE, ENQUEUED, FASTAPI, DURABLE, FLOOR)):
         with bench.serving(server) as process:
             for rate in bench.scale.rates:
                 process.settle()
@@ -82,6 +102,73 @@ def everyday(bench: Bench) -> Runs:
                 sent = {"connections": CONNECTIONS, "warm_up": bench.scale.warm_up}
                 found = send(process, rate=rate, seed=number, seconds=seconds, **sent)
                 runs[str(rate)].setdefault(server.name, []).append(latencies(found))
+    return runs
+
+
+def fresh(bench: Bench) -> Runs:
+    """Measure 500 deliveries a second, each over a connection of its own."""
+    runs: Runs = {"500": {}}
+    for number, server in bench.rounds((INLINE, ENQUEUED, FASTAPI, DURABLE, FLOOR)):
+        with bench.serving(server) as process:
+            process.settle()
+            found = _at_500(bench, process, number, fresh=True)
+        runs["500"].setdefault(server.name, []).append(found)
+    return runs
+
+
+def history(bench: Bench) -> Runs:
+    """Measure 500 deliveries a second with finished events in the store, beside an empty one."""
+    scale = bench.scale
+    counts = {"empty": 0, "some": scale.some, "many": scale.finished}
+    stores = {case: finished_store(bench.directory, n) for case, n in counts.items() if n}
+    runs: Runs = {case: {} for case in counts}
+    server = bench.servers[INLINE]
+    with ExitStack() as stack:
+        copies = {
+            case: stack.enter_context(copied(store, bench.directory))
+            for case, store in stores.items()
+        }
+        for number in range(scale.rounds):
+            turn = number % len(counts)
+            for case in [*counts][turn:] + [*counts][:turn]:
+                bench.say(f"round {number + 1}: {case}")
+                with bench.serving(server, copies.get(case)) as process:
+                    process.settle()
+                    found = _at_500(bench, process, number)
+                runs[case].setdefault(server.name, []).append(found)
+    return runs
+
+
+def after(bench: Bench) -> Runs:
+    """Measure 500 deliveries a second before full load, one second after it, and after a rest."""
+    runs: Runs = {"before": {}, "after": {}, "rested": {}}
+    loaded = {"connections": CONNECTIONS, "warm_up": 0.0, "seconds": 3.0}
+    for number, server in bench.rounds((INLINE, DURABLE)):
+        with bench.serving(server) as process:
+            process.settle()
+            for case in runs:
+                if case == "after":
+                    send(process, count=3 * server.most, **loaded)
+                    time.sleep(1.0)
+                elif case == "rested":
+                    time.sleep(10.0)
+                    process.settle()
+                found = _at_500(bench, process, number)
+                runs[case].setdefault(server.name, []).append(found)
+    return runs
+
+
+def counted(bench: Bench) -> Runs:
+    """Count instructions and system calls of one delivery; one round, because counts repeat."""
+    runs: Runs = {"kept": {}, "fresh": {}}
+    for way in work.WAYS:
+        name, _, fresh = way.partition(":")
+        if name in bench.servers:
+            bench.say(f"counting {way}")
+            found = work.count(way, bench.servers, bench.scale.counted, bench.directory)
+            figures: Figures = {"count": bench.scale.counted}
+            figures |= {"instructions": found.instructions, "calls": found.calls}
+            runs[fresh or "kept"][name] = [figures]
     return runs
 
 
@@ -187,6 +274,10 @@ def start(bench: Bench) -> Runs:
 
 GROUPS: Mapping[str, Callable[[Bench], Runs]] = {
     "everyday": everyday,
+    "fresh": fresh,
+    "history": history,
+    "after": after,
+    "counted": counted,
     "full": full,
     "start": start,
     "limit": limit,
@@ -197,6 +288,11 @@ GROUPS: Mapping[str, Callable[[Bench], Runs]] = {
     "retention": retention,
     "tls": tls,
 }
+
+
+def _at_500(bench: Bench, process: Process, seed: int, *, fresh: bool = False) -> Figures:
+    sent = {"warm_up": bench.scale.warm_up, "seconds": bench.scale.seconds, "fresh": fresh}
+    return latencies(send(process, rate=500, seed=seed, connections=CONNECTIONS, **sent))
 
 
 def _closed(bench: Bench, names: Sequence[str], most: int = 99) -> Runs:

@@ -49,6 +49,7 @@ class Load:
     same for each server of a round. ``spin``: never sleep, for a generator with its own core.
     Otherwise waking the generator would count as CPU time of the server, most for a server that
     sends single responses instead of bursts. ``pid`` is the server whose CPU time is read.
+    ``fresh``: each delivery opens a connection, when it is sent.
     ``handled`` is the file with its count of handled events. ``authority`` is the certificate to
     trust; with it, connections use TLS.
     """
@@ -66,6 +67,7 @@ class Load:
     handled: str | None = None
     authority: str | None = None
     host: str = "127.0.0.1"
+    fresh: bool = False
 
 
 @dataclass
@@ -231,15 +233,23 @@ class _Connections:
         self._poll = select.epoll()
         self._open: dict[int, Connection] = {}
         # The longest idle one is next, so that none is idle long enough for a server to close it.
-        self.free: deque[Connection] = deque()
+        # None: a connection that is opened when it is taken.
+        self.free: deque[Connection | None] = deque()
         for _ in range(load.connections):
             self._connect()
 
     def _connect(self) -> None:
+        self.free.append(None if self._load.fresh else self._opened())
+
+    def _opened(self) -> Connection:
         made = Connection(self._load.host, self._load.port, self._tls or None)
         self._open[made.socket.fileno()] = made
         self._poll.register(made.socket.fileno(), select.EPOLLIN)
-        self.free.append(made)
+        return made
+
+    def take(self) -> Connection:
+        """Take the next free connection."""
+        return self.free.popleft() or self._opened()
 
     def _replace(self, descriptor: int) -> None:
         gone = self._open.pop(descriptor)
@@ -261,7 +271,7 @@ class _Connections:
                 continue
             if connection.busy:
                 yield connection.scheduled, status
-            if status == 0 or connection.closing:
+            if status == 0 or connection.closing or self._load.fresh:
                 self._replace(descriptor)
             else:
                 connection.busy = False
@@ -307,12 +317,12 @@ def run(load: Load) -> Measured:
             if now >= end or not prepared:
                 break
             while free and prepared:
-                connection = free.popleft()
+                connection = connections.take()
                 connection.send(prepared.popleft(), now)
             pause = 0.0 if load.spin else 0.05
         else:
             while arrivals and free and started + arrivals[0] <= now:
-                connection = free.popleft()
+                connection = connections.take()
                 connection.send(prepared.popleft(), started + arrivals.popleft())
             if now >= end and not arrivals and len(free) == load.connections:
                 break
