@@ -370,7 +370,7 @@ async def lose_the_store(bench, watch, **facts):
 
 @pytest.mark.parametrize("stores", ["postgres"], indirect=True)
 async def test_a_host_whose_term_is_over_ends_what_it_announced_and_writes_no_row(stores):
-    """Only it knows that the store was away. All else belongs to the host that leads now."""
+    """Only it knows that the store was unavailable. All else belongs to the host that leads now."""
     one, two = await stores.open("one"), await stores.open("two")
     here = Bench(AwayStore(one.alerts), term=await one.lead(seconds=0.0))
     watch = here.watch()
