@@ -69,7 +69,7 @@ RETIRED = {
     r"hardly": "almost no, or rarely",
     r"(works?|worked) off": "process",
     r"turns? of the (event )?loop": "iteration",
-    r"(is|are|was|were) away": "is unavailable, or is disconnected",
+    r"(is|are|was|were|been) away": "is unavailable, or is disconnected",
     r"(go|goes|went) on by (itself|themselves)": "continue",
     r"in step with": "in sync with",
     r"looks? (whether|if)": "check whether",

@@ -14,7 +14,7 @@ from .values import decoder_for, fit, members_of, plain
 
 @attrs.frozen(slots=False)
 class SourceEvent(Event[DataT_co], Generic[DataT_co]):
-    """One verified delivery of a source, which is another sender than the upstream.
+    """One verified delivery of a source, which is a sender other than the upstream.
 
     ``webhook_id`` is the sender's id of the event, ``key`` also names the source: it is the same
     for every copy and retry, and no other sender's event has it. ``data`` is decoded into the class

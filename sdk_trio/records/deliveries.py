@@ -2,7 +2,7 @@
 
 Times are Unix seconds as floats; ids are the text of the ``webhook-id`` header. The *key* of a
 delivery is its signer and its id, because an id is unique only per sender. A source, which is
-another sender than the upstream, signs as ``@NAME``.
+a sender other than the upstream, signs as ``@NAME``.
 
 :func:`listed` and :func:`shown` make the JSON of the command line and the admin address. Its fields
 are named like the records' attributes, and scripts rely on them: fields may be added, but not
