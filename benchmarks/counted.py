@@ -12,6 +12,7 @@ With ``--keep``, the profiles of callgrind stay in a directory, for ``callgrind_
 
 import argparse
 import http.client
+import json
 import os
 import shutil
 import signal
@@ -192,6 +193,11 @@ def count(
     return Counted(counted, sum(calls.values()), calls)
 
 
+def _calls(way: str, servers: dict[str, Server], options: argparse.Namespace) -> dict[str, float]:
+    server, fresh = servers[way.removesuffix(FRESH)], way.endswith(FRESH)
+    return system_calls(server, options.deliveries, options.directory, fresh=fresh)
+
+
 def main() -> int:
     """Print the counts of the named ways."""
     options = _parser().parse_args()
@@ -200,6 +206,10 @@ def main() -> int:
         servers |= peer_servers()
     if options.keep is not None:
         options.keep.mkdir(parents=True, exist_ok=True)
+    if options.calls:
+        found_calls = {way: _calls(way, servers, options) for way in options.ways}
+        print(json.dumps(found_calls))
+        return 0
     print(f"{'':24} instructions  system calls")
     for way in options.ways:
         found = count(way, servers, options.deliveries, options.directory, options.keep)
@@ -212,6 +222,7 @@ def _parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     made.add_argument("ways", nargs="*", metavar="SERVER[:fresh]", default=WAYS)
     made.add_argument("--deliveries", type=int, default=512)
+    made.add_argument("--calls", action="store_true", help="only system calls, as JSON")
     made.add_argument("--directory", type=Path, default=Path("/var/tmp"))
     made.add_argument("--keep", type=Path, help="a directory for the profiles of callgrind")
     return made

@@ -5,7 +5,9 @@
 Each round starts ``sdk_trio run`` with each number of processes and empty handlers, and sends
 deliveries over 32 connections, one after the other on each. It prints, for inline and enqueued
 events, deliveries a second and the CPU time of all processes for one delivery in microseconds:
-medians, and the CPU time as a ratio to the first number. With ``--postgres`` the store is a
+medians, and CPU time and rate as ratios to the first number. The generator uses the same cores, so
+its CPU time is subtracted: a rate is that of processes that have all of the cores, or a core each
+if they are fewer. It needs an otherwise idle machine. With ``--postgres`` the store is a
 separate server, whose CPU time is not counted. It ends by itself.
 """
 
@@ -15,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -119,6 +122,13 @@ async def load(port: int, kind: str, seconds: float) -> int:
     return taken
 
 
+def share_of_cores(processes: int, generated: float, seconds: float) -> float:
+    """Return the factor from the rate beside the generator to the rate without it."""
+    cores = len(os.sched_getaffinity(0))
+    used = min(processes, cores)
+    return used * seconds / min(used * seconds, cores * seconds - generated)
+
+
 async def measure(processes: int, dsn: str | None, seconds: float) -> dict[str, list[float]]:
     """Return deliveries a second and microseconds of CPU for each kind."""
     found = {}
@@ -127,8 +137,14 @@ async def measure(processes: int, dsn: str | None, seconds: float) -> dict[str, 
         await load(port, "inline", 1.0)
         for kind in TYPES:
             before = cpu_of(pid)
+            generated = time.process_time()
             taken = await load(port, kind, seconds)
-            found[kind] = [taken / seconds, (cpu_of(pid) - before) / taken * 1e6]
+            rate = (
+                taken
+                / seconds
+                * share_of_cores(processes, time.process_time() - generated, seconds)
+            )
+            found[kind] = [rate, (cpu_of(pid) - before) / taken * 1e6]
     return found
 
 
@@ -155,9 +171,14 @@ def main() -> None:
     for (processes, kind), found in rounds.items():
         beside = rounds[given.processes[0], kind]
         ratios = [one[1] / first[1] for one, first in zip(found, beside, strict=True)]
+        gained = statistics.median(
+            one[0] / first[0] for one, first in zip(found, beside, strict=True)
+        )
         rate, cpu = (statistics.median(each) for each in zip(*found, strict=True))
         spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
-        print(f"{processes} {kind}: {rate:.0f}/s, {cpu:.0f} us, CPU to the first {spread}")
+        print(
+            f"{processes} {kind}: {rate:.0f}/s, {cpu:.0f} us, CPU to the first {spread}, rate {gained:.2f}"
+        )
 
 
 if __name__ == "__main__":

@@ -1,0 +1,47 @@
+"""The system calls of one delivery, counted by strace in a server of its own.
+
+Deliveries come one after the other, each when all threads of the server sleep again. Calls that
+depend on how the machine schedules threads are left out. The limits are slightly above the current
+numbers. When a number falls, lower its limit; when it has to rise, state the reason in the commit.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.programs import program
+from support.waiting import PATIENCE_SECONDS
+
+COUNTED = Path(__file__).parents[2] / "benchmarks" / "counted.py"
+#: Waits for another thread and for the loop, and growth of memory.
+SCHEDULED = {"futex", "epoll_wait", "mprotect", "mmap", "munmap", "brk", "sched_yield"}
+
+
+@pytest.mark.parametrize(
+    ("way", "most", "syncs"),
+    [
+        ("inline", 34, 1),
+        ("enqueued", 60, 2),
+        ("inline:fresh", 44, 1),
+        ("enqueued:fresh", 70, 2),
+        ("memory", 4, 0),
+        ("memory:fresh", 13, 0),
+    ],
+)
+def test_a_delivery_makes_no_more_system_calls_than_it_did(way, most, syncs, tmp_path):
+    program("strace")
+    command = [sys.executable, str(COUNTED), way, "--calls", "--deliveries", "40"]
+    ran = subprocess.run(
+        [*command, "--directory", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=4 * PATIENCE_SECONDS,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    calls = json.loads(ran.stdout)[way]
+    own = {name: number for name, number in calls.items() if name not in SCHEDULED}
+    assert sum(own.values()) <= most, own
+    assert calls.get("fdatasync", 0) + calls.get("fsync", 0) <= syncs + 0.2, own
