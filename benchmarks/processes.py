@@ -177,7 +177,8 @@ def main() -> None:
         rate, cpu = (statistics.median(each) for each in zip(*found, strict=True))
         spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
         print(
-            f"{processes} {kind}: {rate:.0f}/s, {cpu:.0f} us, CPU to the first {spread}, rate {gained:.2f}"
+            f"{processes} {kind}: {rate:.0f}/s, {cpu:.0f} us; "
+            f"to the first: CPU {spread}, rate {gained:.2f}"
         )
 
 
