@@ -232,6 +232,37 @@ async def test_a_pause_uses_no_attempt_and_keeps_the_order(autojump_clock):
     assert handled == [(f"m{number:02}", 1) for number in range(20)]
 
 
+async def test_a_pause_that_begins_while_a_start_is_recorded_holds_the_event(autojump_clock):
+    attempts = []
+
+    async def handler(event):
+        attempts.append(event.attempt)
+
+    bench = Bench.of(queued(handler))
+    start = bench.inbox.start
+
+    async def start_slowly(key, **given):
+        started = await start(key, **given)
+        now = trio.current_time()
+        await bench.inbox.pause("order.*", actor="me", reason="", until=None, now=now)
+        await bench.runner.pauses.poll()
+        return started
+
+    bench.inbox.start = start_slowly
+    async with trio.open_nursery() as nursery:
+        await nursery.start(bench.queue.run)
+        await bench.queue.accept(arrival(webhook_id="a"))
+        await trio.sleep(30)
+        assert attempts == []
+        assert (await ended(bench))[:2] == (DeliveryState.RECEIVED, 0)
+        bench.inbox.start = start
+        await bench.inbox.resume(None, actor="me", now=trio.current_time())
+        await bench.runner.pauses.poll()
+        await trio.sleep(30)
+        bench.queue.close()
+    assert attempts == [1]
+
+
 async def test_a_pause_ends_at_its_time(autojump_clock):
     handled = []
 
