@@ -209,6 +209,9 @@ def token_end(token: str | None) -> float:
     except (ValueError, RecursionError):
         return inf
     end = claims.get("exp") if isinstance(claims, dict) else None
-    if not isinstance(end, int | float) or isinstance(end, bool) or not isfinite(end):
+    if not isinstance(end, int | float) or isinstance(end, bool):
         return inf
-    return float(end)
+    try:
+        return float(end) if isfinite(end) else inf
+    except OverflowError:
+        return inf  # an integer of more than 300 digits

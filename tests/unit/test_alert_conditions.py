@@ -1,5 +1,6 @@
 """Facts and thresholds decide which conditions hold."""
 
+import base64
 from math import inf
 from typing import Any
 
@@ -84,6 +85,7 @@ def test_silence_is_no_condition_unless_it_is_configured() -> None:
         ("a.eyJleHAiOiAiMSJ9.c", inf),
         ("ä.ö.ü", inf),
         (None, inf),
+        ("a." + base64.urlsafe_b64encode(b'{"exp": 1%b}' % (b"0" * 400)).decode() + ".c", inf),
     ],
 )
 def test_the_end_of_a_token_is_read_where_it_shows_one(token: str | None, end: float) -> None:
