@@ -2,7 +2,7 @@
 
     python benchmarks/bench.py [--rows everyday full ...] [--rounds 5] [--quick]
 
-A whole run takes less than fifteen minutes, ``--quick`` less than two. After each group, its
+A whole run takes about half an hour, ``--quick`` about five minutes. After each group, its
 figures replace the earlier ones in ``benchmarks/figures.json``; at the end the documentation is
 updated. A quick run is only printed and written to ``benchmarks/results/quick.json``. Absolute
 figures depend on the machine; ratios almost do not.

@@ -42,6 +42,7 @@ class Scale:
     some: int
     counted: int
     rates: tuple[int, ...] = (100, 500, 2000)
+    ways: tuple[str, ...] = work.WAYS
 
 
 WHOLE = Scale(
@@ -52,7 +53,7 @@ WHOLE = Scale(
     backlog=30_000,
     expired=100_000,
     some=50_000,
-    counted=512,
+    counted=256,
 )
 QUICK = Scale(
     rounds=1,
@@ -63,6 +64,7 @@ QUICK = Scale(
     expired=20_000,
     some=5_000,
     counted=32,
+    ways=(INLINE, INLINE + work.FRESH),
 )
 
 
@@ -128,7 +130,7 @@ def history(bench: Bench) -> Runs:
             case: stack.enter_context(copied(store, bench.directory))
             for case, store in stores.items()
         }
-        for number in range(scale.rounds):
+        for number in range(min(4, scale.rounds)):
             turn = number % len(counts)
             for case in [*counts][turn:] + [*counts][:turn]:
                 bench.say(f"round {number + 1}: {case}")
@@ -143,7 +145,7 @@ def after(bench: Bench) -> Runs:
     """Measure 500 deliveries a second before full load, one second after it, and after a rest."""
     runs: Runs = {"before": {}, "after": {}, "rested": {}}
     loaded = {"connections": CONNECTIONS, "warm_up": 0.0, "seconds": 3.0}
-    for number, server in bench.rounds((INLINE, DURABLE)):
+    for number, server in bench.rounds((INLINE, DURABLE), most=3):
         with bench.serving(server) as process:
             process.settle()
             for case in runs:
@@ -161,7 +163,7 @@ def after(bench: Bench) -> Runs:
 def counted(bench: Bench) -> Runs:
     """Count instructions and system calls of one delivery; one round, because counts repeat."""
     runs: Runs = {"kept": {}, "fresh": {}}
-    for way in work.WAYS:
+    for way in bench.scale.ways:
         name, _, fresh = way.partition(":")
         if name in bench.servers:
             bench.say(f"counting {way}")
