@@ -162,11 +162,18 @@ class UnawaitedClaims:
         if run is not None:
             self._give_back(run)
 
-    def _give_back(self, run: UnawaitedRun) -> None:
+    def _give_back(self, run: UnawaitedRun, *, is_recorded: bool = False) -> None:
         self._pending.discard(run.token)
-        if self._file is not None:
+        if self._file is not None and is_recorded:
+            self._file.free(run.slot)
+        elif self._file is not None:
             self._file.clear(run.slot, later=not self._commits.prompt)
         self.keys.catch_up()
+
+    def clear_recorded(self) -> None:
+        """Clear the slots of recorded runs, before the store may forget their keys."""
+        if self._file is not None:
+            self._file.clear_stale()
 
     @property
     def are_committed(self) -> bool:
@@ -190,13 +197,15 @@ class UnawaitedClaims:
         await trio.lowlevel.checkpoint_if_cancelled()
         run = self.runs.pop(key)
         self._commits.withdraw(run.claim)
+        is_recorded = False
         try:
             if isinstance(outcome, Done) and outcome.answer is None and outcome.reason is None:
                 await self._commits.gather(self._ending, key, (run, now))
             else:
                 await self._commits.submit(partial(self._end, run, outcome, now))
+            is_recorded = True
         finally:
-            self._give_back(run)
+            self._give_back(run, is_recorded=is_recorded)
 
     def _end_all(
         self, tx: SqlTransaction, ends: Sequence[tuple[UnawaitedRun, float]]
@@ -344,6 +353,8 @@ class ClaimsFile:
     def __init__(self, path: str | os.PathLike[str], left: Sequence[EndedRun]) -> None:
         self._free = list(range(SLOTS, 0, -1))
         self._spent: list[int] = []
+        # Free slots that still have the key of a recorded run.
+        self._stale: set[int] = set()
         self.ended: dict[str, EndedRun] = {}
         content = bytearray(_MAGIC.ljust(_SIZE, b"\0"))
         for run in left[-MOST_ENDED:]:
@@ -394,7 +405,24 @@ class ClaimsFile:
         except OSError:
             self._free.append(slot)
             return None
+        self._stale.discard(slot)
         return slot
+
+    def free(self, slot: int) -> None:
+        """Give up the slot of a run whose outcome is in the store.
+
+        Its key may stay in the file: a start finds it in the store, too.
+        """
+        self._stale.add(slot)
+        self._free.append(slot)
+
+    def clear_stale(self) -> None:
+        """Clear the free slots, before the store may forget the keys that they still have."""
+        while self._stale:
+            try:
+                _write_at(self._descriptor, _NOTHING, self._stale.pop() * _SLOT)
+            except OSError:
+                return  # one key may be taken for that of a run that ended the process
 
     def clear(self, slot: int, *, later: bool = False) -> None:
         """Give up a slot: its run is over, or counted by the store.
@@ -422,6 +450,7 @@ class ClaimsFile:
         descriptor = self._descriptor
         if descriptor >= 0:
             self._clear_spent()
+            self.clear_stale()
             self._descriptor = -1
             os.close(descriptor)
 

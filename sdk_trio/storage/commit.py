@@ -96,6 +96,8 @@ class Unit:
     name: str | None = None
     durable = True
     posted = False
+    #: It waits for other work to share its transaction.
+    lingers = False
     #: The time at which its caller began to wait; infinite for one that waits without a limit.
     asked_at = math.inf
     #: Its caller got the error that the store is silent.
@@ -140,6 +142,8 @@ class GroupCommit(trio.abc.Instrument):
         # it reads _queue, and the event loop reads the flag after it has appended: no unit stays
         # behind. If both set it, one call finds nothing to do.
         self._called = False
+        # Batches that are committed, and whether each has written; the event loop takes them.
+        self._committed: deque[tuple[Sequence[Unit], bool]] = deque()
         # -- written by the commit thread, read by the event loop
         self._batch: Sequence[Unit] = ()  # read only when the thread has crashed or ended
         self._effects_key: str | None = None  # the event whose effects run; only for messages
@@ -149,8 +153,8 @@ class GroupCommit(trio.abc.Instrument):
         self.fence: Work[None] | None = None
         self._outage = Outage(_log) if outage is None else outage
         self._asked: dict[Unit, None] = {}
-        # A caller waits for one of the units in _asked; else they may linger.
-        self._awaited = False
+        # The number of units in _asked that do not linger.
+        self._urgent = 0
         self._lingers = False
         self._refusal: str | None = None
         self._waiting: dict[Unit, None] = {}  # in the order of their arrival
@@ -223,25 +227,46 @@ class GroupCommit(trio.abc.Instrument):
         unit.kind, unit.key, unit.item, unit.durable = kind, key, item, durable
         return self._commit_unit(unit)
 
-    def post(self, kind: Kind, key: str, item: Any, *, durable: bool = False) -> Unit:
+    def post(
+        self,
+        kind: Kind,
+        key: str,
+        item: Any,
+        *,
+        durable: bool = False,
+        linger: float | None = None,
+    ) -> Unit:
         """Queue grouped work, before all later work, without waiting for it.
 
         An error is logged. Once the store is closed, nothing happens.
+
+        Args:
+            kind: as for :meth:`gather`.
+            key: likewise.
+            item: likewise.
+            durable: as for :meth:`submit`.
+            linger: the time that it may wait for other work to share its transaction, in seconds;
+                None: that of the engine.
         """
         unit = Unit()
         unit.kind, unit.key, unit.item, unit.durable = kind, key, item, durable
-        unit.posted = True
+        linger = self._engine.linger if linger is None else linger
+        unit.posted, unit.lingers = True, linger > 0
         if self._refusal is None:
             self._asked[unit] = None
-            if self._engine.linger and not self._lingers:
+            if not unit.lingers:
+                self._urgent += 1
+            elif not self._lingers:
                 self._lingers = True
-                trio.lowlevel.spawn_system_task(self._linger)
+                trio.lowlevel.spawn_system_task(self._linger, linger)
         return unit
 
     def withdraw(self, posted: Unit) -> bool:
         """Take back posted work; return False if it was handed over to the thread already."""
         posted.withdrawn = posted in self._asked
-        self._asked.pop(posted, None)
+        if posted.withdrawn:
+            del self._asked[posted]
+            self._urgent -= not posted.lingers
         return posted.withdrawn
 
     def samples(self) -> Iterator[Sample]:
@@ -283,7 +308,7 @@ class GroupCommit(trio.abc.Instrument):
         """
         if self._refusal is None:
             self._refusal = "the store is closed"
-            self._awaited = True
+            self._urgent += 1
             self.before_io_wait(0)
             self._worker.post(self._finish, self._end)
         # Do not wait for a store that is already silent.
@@ -318,7 +343,7 @@ class GroupCommit(trio.abc.Instrument):
                 self._someone_waits.set()
             self._waiting[unit] = None
         self._asked[unit] = None
-        self._awaited = True
+        self._urgent += 1
         unit.task = trio.lowlevel.current_task()
         try:
             await trio.lowlevel.wait_task_rescheduled(unit.abort)
@@ -351,25 +376,33 @@ class GroupCommit(trio.abc.Instrument):
         Called for each unit, the thread would take the interpreter's lock from the event loop for
         transactions of one or two units: an acknowledged delivery then cost an eighth more CPU.
         """
-        if self._asked and (self._awaited or not self._lingers):
+        if self._asked and (self._urgent or not self._lingers):
             self._queue += self._asked
-            self._asked, self._awaited = {}, False
+            self._asked, self._urgent = {}, 0
             if not self._called:
                 self._called = True
                 self._worker.post(self._commit_next, self._deliver)
 
-    async def _linger(self) -> None:
-        await trio.sleep(self._engine.linger)
+    async def _linger(self, seconds: float) -> None:
+        await trio.sleep(seconds)
         self._lingers = False
 
-    def _deliver(self, result: outcome.Outcome[tuple[Sequence[Unit], bool]]) -> None:
-        if not isinstance(result, outcome.Value):
-            assert isinstance(result, outcome.Error)
+    def after_io_wait(self, timeout: float) -> None:
+        """Wake the callers of committed units; Trio calls it when the event loop wakes up.
+
+        The call that the thread has posted is run by a task of Trio, so its callers would go on one
+        iteration of the event loop later.
+        """
+        while self._committed:
+            self._answer(*self._committed.popleft())
+
+    def _deliver(self, result: outcome.Outcome[None]) -> None:
+        if isinstance(result, outcome.Error):
             self._crash(result.error)
-            return
-        units, wrote = result.value
-        if not units:
-            return
+        else:
+            self.after_io_wait(0)
+
+    def _answer(self, units: Sequence[Unit], wrote: bool) -> None:
         self._silent_since = None
         self._answered_at = self._now()
         failed = self._wake(units)
@@ -484,10 +517,10 @@ class GroupCommit(trio.abc.Instrument):
 
     # -- in the commit thread ----------------------------------------------------------------------
 
-    def _commit_next(self) -> tuple[Sequence[Unit], bool]:
-        """Commit the units that wait, up to a limit; return them, and whether that has written."""
+    def _commit_next(self) -> None:
+        """Commit the units that wait, up to a limit."""
         if self._batch:
-            return (), False  # the batch before has crashed
+            return  # the batch before has crashed
         self._engine.acquire()
         self._called = False
         self._batch = batch = self._take()
@@ -497,8 +530,9 @@ class GroupCommit(trio.abc.Instrument):
         if self._queue and not self._called:
             self._called = True
             self._worker.post(self._commit_next, self._deliver)
+        if batch:
+            self._committed.append((batch, wrote))
         self._batch = ()
-        return batch, wrote
 
     def _take(self) -> Sequence[Unit]:
         batch: list[Unit] = []

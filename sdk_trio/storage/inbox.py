@@ -203,6 +203,10 @@ class SqlInbox(SqlPart, ABC):
             unit = self._commits.post(self._starting, key, start)
             self._unawaited_starts[key] = UnawaitedStart(unit, lease, now)
 
+    def end_unawaited(self, key: str, *, now: float) -> bool:
+        """See :meth:`Inbox.end_unawaited`: False where every end is awaited."""
+        return False
+
     async def finish(self, key: str, outcome: Outcome, *, now: float) -> None:
         """See :meth:`Inbox.finish`. A no-op if we no longer hold the lease."""
         # Checked first: if it is cancelled here, the posted start is not withdrawn.

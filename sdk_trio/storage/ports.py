@@ -173,6 +173,16 @@ class Inbox(Protocol):
         """
         ...
 
+    def end_unawaited(self, key: str, *, now: float) -> bool:
+        """Record the success of a queued run with a later commit, without waiting for it.
+
+        False changes nothing: call :meth:`finish`. After True the delivery is ``done`` for every
+        later call of this inbox. It is committed with the next change, at most 25 ms later; if the
+        process is killed before, the delivery runs again. After a failure of the store it is
+        recorded again with the next renewal, and with :meth:`close`.
+        """
+        ...
+
     async def finish(self, key: str, outcome: Outcome, *, now: float) -> None:
         """Record the outcome of a run and give up the lease. A failure leaves an attempt record."""
         ...

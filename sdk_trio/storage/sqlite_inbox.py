@@ -39,6 +39,7 @@ from .effects import (
     refuse_commit,
     require_ours,
 )
+from .ends import UnawaitedEnds
 from .engines.sqlite import CHECKPOINT_BYTES, SqliteEngine, SqliteReader
 from .engines.sqlite_connection import (
     BUSY_SECONDS,
@@ -51,7 +52,7 @@ from .inbox import SqlInbox
 from .known_keys import Version
 from .readers import ReaderPool
 from .sql import deliveries, reads
-from .sql.deliveries import Answer, Arriving, Lease
+from .sql.deliveries import Answer, Arriving, Lease, RunEnd
 from .sql.dialect import SqlTransaction
 from .sql.leases import new_token
 from .sql.schema import prepare_sqlite
@@ -86,6 +87,7 @@ class SqliteInbox(SqlInbox):
         self._engine = engine
         self._version: Version | None = None
         self._unawaited = UnawaitedClaims(terms, commits, readers, self._pending)
+        self._ends = UnawaitedEnds(commits, self._ending, self._pending)
         self._accepting_new = self._accept_new
 
     @classmethod
@@ -216,6 +218,19 @@ class SqliteInbox(SqlInbox):
 
     # -- runs ------------------------------------------------------------------------------------
 
+    def end_unawaited(self, key: str, *, now: float) -> bool:
+        lease = self._leases.get(key)
+        if lease is None or not self._commits.prompt:
+            return False
+        del self._leases[key]
+        start = self._unawaited_starts.pop(key, None)
+        if start is not None:
+            # Most handlers end before their start is handed over: both are one change then.
+            self._commits.withdraw(start.unit)
+        started_at = None if start is None else start.at
+        self._ends.post(key, RunEnd(lease.sequence, lease.token, now, started_at))
+        return True
+
     def finish(self, key: str, outcome: Outcome, *, now: float) -> Coroutine[Any, Any, None]:
         if key in self._unawaited.runs:
             return self._unawaited.finish(key, outcome, now=now)
@@ -258,13 +273,14 @@ class SqliteInbox(SqlInbox):
         held = frozenset(keys)
         for key in [key for key in self._unawaited.runs if key not in held]:
             self._unawaited.drop(key)
+        self._ends.repeat_failed()
         return await super().renew(held, now=now)
 
     # -- reading ---------------------------------------------------------------------------------
 
     async def _read(self, query: Callable[[SqlTransaction], T]) -> T:
-        """Run ``query`` after the commits of the unawaited claims."""
-        if not self._unawaited.are_committed:
+        """Run ``query`` after the commits of the unawaited claims and ends."""
+        if not (self._unawaited.are_committed and self._ends.are_committed):
             await self._commits.submit(lambda _: None, durable=False)
         return await super()._read(query)
 
@@ -290,6 +306,7 @@ class SqliteInbox(SqlInbox):
     # -- retention and end -----------------------------------------------------------------------
 
     async def purge(self, *, now: float) -> Purged:
+        self._unawaited.clear_recorded()
         self._engine.checkpoint_bytes = PURGE_LOG_BYTES
         try:
             purged = await super().purge(now=now)
@@ -321,6 +338,7 @@ class SqliteInbox(SqlInbox):
 
     async def close(self) -> None:
         self._unawaited.keys.stop()
+        self._ends.repeat_failed()
         try:
             await super().close()
         finally:

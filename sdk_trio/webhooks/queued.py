@@ -199,7 +199,9 @@ class QueuedRuns:
                 )
             elif handler.gate is not None:
                 outcome = Done(handler.gate.take_answer(lease.key))
-            if not is_cell_cancelled():
+            if outcome is DONE and self._recorder.record_unawaited(lease):
+                pass
+            elif not is_cell_cancelled():
                 await self._recorder.record_until_stored(lease, outcome)
             elif not await self._record_outside_cell(lease, outcome):
                 outcome = Released()

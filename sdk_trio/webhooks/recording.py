@@ -109,6 +109,10 @@ class OutcomeRecorder:
         else:
             await self._inbox.finish(key, outcome, now=self._clock())
 
+    def record_unawaited(self, lease: HeldLease) -> bool:
+        """Record the success of a queued run with a later commit; False: it has to be awaited."""
+        return not lease.is_ended and self._inbox.end_unawaited(lease.key, now=self._clock())
+
     async def record_until_stored(self, lease: HeldLease, outcome: Outcome) -> None:
         """Record the outcome of a queued run; retry while the store fails.
 

@@ -239,6 +239,7 @@ class Writes(RuleBasedStateMachine):
         lost = [Arriving(delivery(f"lost-{n}", self.now), None) for n in range(3)]
         deliveries.accept_all(self.tx, HERE, lost)
         self.tx.connection.execute("ROLLBACK TO batch; RELEASE batch")
+        self.tx.begin()
         assert self.rows() == before
         assert arrivals.find_one(self.tx, "lost-0") is None
 

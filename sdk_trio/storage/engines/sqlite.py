@@ -43,6 +43,7 @@ from .sqlite_connection import (
     connect_reader,
     connect_writer,
     describe_failure,
+    sync_log,
     write_proof,
 )
 
@@ -112,8 +113,6 @@ class SqliteEngine:
         self.lost: str | None = None
         self._connection: apsw.Connection | None = None
         self._transaction: SqliteTransaction | None = None
-        # Holds a read transaction during each commit; see _commit.
-        self._reader: apsw.Connection | None = None
         self._files: StoreFile | None = None
         # Whether transactions are synced now.
         self._synced = True
@@ -242,12 +241,8 @@ class SqliteEngine:
         try:
             connection = self._connected()
             self._set_synced(connection, durable)
-            # The write lock is taken first: otherwise a transaction that has read can fail at its
-            # first write, because another process has written in between.
-            connection.execute("BEGIN IMMEDIATE")
+            transaction = self._begin(connection)
             self.transactions += 1
-            transaction = cast("SqliteTransaction", self._transaction)
-            transaction.begin()
             work(transaction)
             wrote = self._commit(connection)
         except BaseException:
@@ -299,28 +294,42 @@ class SqliteEngine:
             self._synced = synced
 
     def _commit(self, connection: apsw.Connection) -> bool:
-        """Commit, and check that the commit is in the files that a restart opens.
+        """Commit, and check that the commit is in the files that a restart opens."""
+        wrote, is_found = self._commit_and_check(connection)
+        if not is_found:
+            # The log was restarted by a checkpoint, or was truncated. A write shows which.
+            self._begin(connection)
+            sync_log(connection)
+            self._commit_and_check(connection)
+        return wrote
+
+    def _begin(self, connection: apsw.Connection) -> SqliteTransaction:
+        # The write lock is taken first: otherwise a transaction that has read can fail at its first
+        # write, because another process has written in between.
+        connection.execute("BEGIN IMMEDIATE")
+        transaction = cast("SqliteTransaction", self._transaction)
+        transaction.begin()
+        return transaction
+
+    def _commit_and_check(self, connection: apsw.Connection) -> tuple[bool, bool]:
+        """Commit; return whether that has written, and :meth:`_check_files`.
 
         As soon as our write lock is free, another process may checkpoint the log and restart it,
-        which cannot be distinguished from a truncated log. SQLite's checkpoint waits for readers
-        that began before the commit, so a reader of ours begins before and ends after the check.
+        which cannot be distinguished from a truncated log. SQLite restarts no log that a read
+        transaction may still need. An unfinished query keeps ours open until after the check.
         """
         reading = None
         # If it cannot read, the check finds the reason.
         with suppress(apsw.Error):
             # A read lasts until its statement has been stepped to the end, or is closed.
-            reading = cast("apsw.Connection", self._reader).execute("SELECT 1 FROM sqlite_schema")
+            reading = connection.execute("SELECT 1 FROM sqlite_schema")
         try:
             connection.execute("COMMIT")
-            wrote = self._frames > 0
-            if not self._check_files():
-                # The log was restarted by a checkpoint, or was truncated. A write shows which.
-                write_proof(connection)
-                self._check_files()
+            cast("SqliteTransaction", self._transaction).end()
+            return self._frames > 0, self._check_files()
         finally:
             if reading is not None:
                 reading.close()
-        return wrote
 
     def _check_files(self) -> bool:
         """Check that all commits are in the files that a restart opens; False: write to find out.
@@ -430,7 +439,6 @@ class SqliteEngine:
         connection = self._connection = connect_writer(self.place, self._prepare)
         try:
             self._files = StoreFile(self.place, connection)
-            self._reader = connect_reader(self.place)
             # This replaces SQLite's own hook, which checkpoints inside the commit, while senders
             # wait.
             connection.set_wal_hook(self._note_frames)
@@ -455,12 +463,7 @@ class SqliteEngine:
 
     def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
-        reader, self._reader = self._reader, None
         self._transaction = None
-        if reader is not None:
-            # Closed first: the last connection to close copies the log into the database, which a
-            # read-only one cannot do.
-            reader.close()
         if connection is not None:
             try:
                 if self.lost is not None:

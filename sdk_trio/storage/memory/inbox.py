@@ -367,6 +367,10 @@ class MemoryInbox:
     def start_unawaited(self, key: str, *, now: float) -> None:
         self._start(key, now, False)
 
+    def end_unawaited(self, key: str, *, now: float) -> bool:
+        """See :meth:`Inbox.end_unawaited`; here :meth:`finish` waits for nothing, either."""
+        return False
+
     async def join(self, key: str) -> None:
         await self._begin()
         row = self._rows.by_key.get(key)

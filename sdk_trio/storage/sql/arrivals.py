@@ -127,7 +127,7 @@ def add(
         added: dict[str, int] = dict(tx.insert(insert, rows, complete=complete))
         return [added.get(each.key) for each in deliveries]
     known = () if surely_new else find(tx, [each.key for each in deliveries])
-    before = last = last_sequence(tx)
+    before = last = _known_last_sequence(tx)
     sequences: list[int | None] = []
     arrived, opened = [], []
     for each, state in zip(deliveries, states, strict=True):
@@ -140,6 +140,7 @@ def add(
         opened.append((last, *state))
     tx.insert(_ADD_ON_SQLITE, arrived)
     tx.insert(beside.on_sqlite, opened)
+    tx.last_sequence = last  # type: ignore[attr-defined]
     if last // INDEX_EVERY > before // INDEX_EVERY:
         index(tx, last)
     return sequences
@@ -228,6 +229,12 @@ def last_sequence(tx: SqlTransaction) -> int:
     """Return the highest sequence that was ever given, 0 before the first one."""
     row = tx.one(_LAST_SEQUENCE_ON_SQLITE if tx.dialect.is_sqlite else _LAST_SEQUENCE)
     return 0 if row is None else int(row[0])
+
+
+def _known_last_sequence(tx: SqlTransaction) -> int:
+    """Return the highest sequence on SQLite, without a query if no one else has written since."""
+    known: int | None = tx.last_sequence  # type: ignore[attr-defined]
+    return last_sequence(tx) if known is None else known
 
 
 # -- the index on SQLite -------------------------------------------------------------------------
