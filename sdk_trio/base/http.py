@@ -113,7 +113,7 @@ class ProtocolUpgrade(Protocol):
 
 
 class RequestTemplate(Protocol):
-    """The common part of several requests of one connection.
+    """The common part of several requests, whose clients may be different ones.
 
     They have the same method, target and headers, except for the values of the headers in
     ``varying``. ``memo`` belongs to the application and starts as None: it may cache there anything

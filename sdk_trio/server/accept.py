@@ -18,7 +18,7 @@ from ..base.cells import Cells
 from ..base.http import App, DirectApp
 from ..base.logs import get_logger
 from .connection import Http1ServerConnection
-from .head import refusal
+from .head import HeadTemplate, refusal
 from .limits import Limits, NoteRefusal
 from .slots import Address, ConnectionSlots, address_of
 from .tls import TlsSocket
@@ -66,6 +66,7 @@ class Acceptor:
         self.note_refusal = note_refusal
         self.now: float = trio.current_time()
         self.draining: bool = False
+        self.template: HeadTemplate | None = None
         self._slots = slots
         self._certificate = certificate
         #: A dict for its order: connections in the order in which they were accepted.

@@ -14,6 +14,7 @@ import trio
 
 from ..base.cells import current_cell
 from ..base.http import App, DirectApp
+from .head import HeadTemplate
 from .limits import Expired, Limits, NoteRefusal
 from .slots import Address, address_of
 from .tls import TlsSocket
@@ -25,7 +26,7 @@ class ServerState(Protocol):
     ``direct`` is the application if it can be called without an ASGI scope, else None. ``now`` is
     the event loop's clock as of the last sweep, which saves each wait a call of the clock.
     ``draining``: no further request begins. ``note_refusal`` is called for every request that the
-    server itself refuses.
+    server itself refuses. ``template`` is the template of the last head of any connection.
     """
 
     app: App
@@ -34,6 +35,7 @@ class ServerState(Protocol):
     now: float
     draining: bool
     note_refusal: NoteRefusal
+    template: HeadTemplate | None
 
 
 class ClientSocket:
@@ -164,6 +166,17 @@ class ClientSocket:
                 # A request whose bytes arrived before the drain began is served, later ones not.
                 if idle and self._shared.draining:
                     raise Expired from None
+
+    def read_at_once(self) -> bytes | None:
+        """Return bytes that have arrived already; None if there are none.
+
+        Raises:
+            OSError: the connection is broken.
+        """
+        try:
+            return self._socket.recv(self.limits.read_bytes)
+        except BlockingIOError:
+            return None
 
     def stop_reading(self) -> None:
         """End the wait of a reader with :class:`Expired`, and every later one."""

@@ -47,7 +47,7 @@ class Http1ServerConnection(ClientSocket):
     ) -> None:
         super().__init__(shared, sock, client)
         #: The template of the last head; see :func:`~sdk_trio.server.head.read_head`.
-        self._template: HeadTemplate | None = None
+        self._template: HeadTemplate | None = shared.template
         #: The deadline that the application sets for a request.
         self._deadline = RequestDeadline(shared.limits.sweep_seconds)
         self._accepted_at = shared.now
@@ -225,8 +225,11 @@ class Http1ServerConnection(ClientSocket):
                 )
                 self._idle_since = self._shared.now
                 self.read_deadline = self._idle_since + patience
+            # The first request has usually arrived with its connection.
+            chunk = None if self._requests or buffer or self.evicted else self.read_at_once()
             try:
-                chunk = await self.read(idle=True)
+                if chunk is None:
+                    chunk = await self.read(idle=True)
             except Expired:
                 if buffer and self.evicted:
                     raise RequestError(503, EVICTED) from None
@@ -246,6 +249,8 @@ class Http1ServerConnection(ClientSocket):
         if end > limits.head_bytes:
             raise RequestError(431, "the headers are too large")
         head, self._template = read_head(bytes(buffer[:end]), limits, self._template)
+        if self._template is not None:
+            self._shared.template = self._template
         self.buffer = bytes(buffer[end:])
         return head
 

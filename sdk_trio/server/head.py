@@ -140,19 +140,21 @@ class RequestHead(msgspec.Struct, frozen=True, gc=False):
 
 
 class HeadTemplate:
-    """A head of one connection, and the lines in which the connection's other heads differ.
+    """A head of one connection, and the lines in which other heads differ.
 
     A sender's requests differ only in a few lines: the id, the time, the signature. All other lines
-    are compared with those of a head that was parsed before, in a tenth of the time of parsing. A
-    template is never shared between connections: the duration of a comparison would reveal the
-    lines of one client to another.
+    are compared with those of a head that was parsed before, in a tenth of the time of parsing.
+
+    A new connection uses the template of the last one, because some senders open a connection for
+    each delivery. The duration of a comparison must not reveal the lines of one client to another.
+    So hashes with a random key, Python's own, are compared first.
 
     Requests with the same template have the same method, target and headers, except for the values
-    of the headers in ``varying``. The application may cache in ``memo`` any decision that depends
-    on nothing else.
+    of the headers in ``varying``. Their clients may be different ones. The application may cache in
+    ``memo`` any decision that depends on nothing else.
     """
 
-    __slots__ = ("_head", "_headers", "_lines", "_varying", "memo", "varying")
+    __slots__ = ("_hash", "_head", "_headers", "_lines", "_varying", "memo", "varying")
 
     def __init__(self, lines: list[bytes], head: RequestHead, varying: Iterable[int] = ()) -> None:
         self._head = head
@@ -167,6 +169,7 @@ class HeadTemplate:
             prefix = lines[number][: len(lines[number]) - len(rest.lstrip(b" \t"))]
             lines[number] = prefix
             self._varying.append((number, prefix, head.headers[number - 1][0]))
+        self._hash = hash(tuple(lines))
         self.varying: frozenset[bytes] = frozenset(name for _, _, name in self._varying)
         self.memo: Any = None
 
@@ -191,7 +194,7 @@ class HeadTemplate:
             if value == lines[number]:
                 return None
             lines[number] = prefix
-        if lines != self._lines:
+        if hash(tuple(lines)) != self._hash or lines != self._lines:
             return None
         text = b"".join(values)
         if text.translate(_ONLY_VISIBLE) != text and not all(map(_is_plain_value, values)):
@@ -231,7 +234,7 @@ def read_head(
     Args:
         data: the bytes of the head.
         limits: bounds of the head.
-        template: the template of the connection's last head; None at first.
+        template: the template of the last head; None at first.
 
     Returns:
         The head, and the template for the next one. There is none if the head is unusual or the

@@ -156,6 +156,8 @@ class GroupCommit(trio.abc.Instrument):
         # The number of units in _asked that do not linger.
         self._urgent = 0
         self._lingers = False
+        self._linger_seconds = 0.0
+        self._someone_lingers = trio.Event()
         self._refusal: str | None = None
         self._waiting: dict[Unit, None] = {}  # in the order of their arrival
         self._someone_waits = trio.Event()
@@ -164,9 +166,11 @@ class GroupCommit(trio.abc.Instrument):
         self._failing = False
         self._ended = trio.Event()
         self._watching = trio.CancelScope()
+        self._lingering = trio.CancelScope()
         trio.lowlevel.add_instrument(self)
-        # A system task: it lives as long as the thread, and no nursery of a caller does.
+        # System tasks: they live as long as the thread, and no nursery of a caller does.
         trio.lowlevel.spawn_system_task(self._watch)
+        trio.lowlevel.spawn_system_task(self._linger)
 
     def submit(
         self,
@@ -258,7 +262,8 @@ class GroupCommit(trio.abc.Instrument):
                 self._urgent += 1
             elif not self._lingers:
                 self._lingers = True
-                trio.lowlevel.spawn_system_task(self._linger, linger)
+                self._linger_seconds = linger
+                self._someone_lingers.set()
         return unit
 
     def withdraw(self, posted: Unit) -> bool:
@@ -383,9 +388,14 @@ class GroupCommit(trio.abc.Instrument):
                 self._called = True
                 self._worker.post(self._commit_next, self._deliver)
 
-    async def _linger(self, seconds: float) -> None:
-        await trio.sleep(seconds)
-        self._lingers = False
+    async def _linger(self) -> None:
+        """End the time of lingering units: the next iteration hands them over."""
+        with self._lingering:
+            while True:
+                await self._someone_lingers.wait()
+                self._someone_lingers = trio.Event()
+                await trio.sleep(self._linger_seconds)
+                self._lingers = False
 
     def after_io_wait(self, timeout: float) -> None:
         """Wake the callers of committed units; Trio calls it when the event loop wakes up.
@@ -504,6 +514,7 @@ class GroupCommit(trio.abc.Instrument):
         """Fail the units that the thread has left behind, so that no caller waits without end."""
         self._worker.close()
         self._watching.cancel()
+        self._lingering.cancel()
         with suppress(KeyError):  # Trio removes an instrument that has raised
             trio.lowlevel.remove_instrument(self)
         left = dict.fromkeys((*self._batch, *self._queue, *self._asked, *self._waiting))

@@ -127,6 +127,7 @@ _NOT_HTTPS: Final = RequestRefusal(
 class Screened(msgspec.Struct, frozen=True, gc=False):
     """The decision about a request's connection and head, for the later steps.
 
+    ``peer`` is the host and the scheme of the connection, on which it depends, too.
     ``identifier`` is the one in a tenant's address; None for the host's address. ``source`` is the
     source of the address, None for the upstream's. ``refusal`` is None for a request that passed.
     ``signed_positions`` are those of the three signed headers; None
@@ -139,6 +140,7 @@ class Screened(msgspec.Struct, frozen=True, gc=False):
     refusal: RequestRefusal | None
     signed_positions: tuple[int, int, int] | None
     source: "Source | None" = None
+    peer: tuple[str | None, str] = (None, "")
 
 
 class Screen:
@@ -191,16 +193,17 @@ class Screen:
         """Check a request's connection and head."""
         template = request.template
         known: Screened | None = None if template is None else template.memo
-        if known is not None and known.screen is self:
+        host = request.client[0] if request.client else None
+        peer = host, request.scheme
+        if known is not None and known.screen is self and known.peer == peer:
             return known
         is_simulated = self._is_simulated(request.headers)
-        peer = request.client[0] if request.client else None
-        origin = self.proxies.resolve(peer, request.scheme, request.headers)
+        origin = self.proxies.resolve(host, request.scheme, request.headers)
         source = self._source_at.get(request.path)
         identifier = self._identifier_in(request.path)
         refusal = self._check(request, origin, identifier, source, is_simulated=is_simulated)
         positions = None if source is not None else signed_positions(request.headers)
-        screened = Screened(self, origin, identifier, refusal, positions, source)
+        screened = Screened(self, origin, identifier, refusal, positions, source, peer)
         if template is not None and not template.varying & _SCREENED_HEADERS:
             template.memo = screened
         return screened
