@@ -1,14 +1,16 @@
 """Requests on one kept connection are judged as each on a connection of its own.
 
-What one request has passed is not asked of the next ones that differ from it in values alone. Here
-stands every rule that could be forgotten by that.
+A check that one request has passed is not repeated for later ones that differ from it only in
+values, on the same connection or on another. These tests have every rule that this could skip.
 """
 
 import random
 from functools import partial
+from urllib.parse import urlsplit
 
 import msgspec
 import pytest
+import trio
 from support.serving import (
     PATH,
     RawWire,
@@ -110,6 +112,27 @@ async def test_in_any_order_on_one_connection_the_answers_are_the_same(receiver,
                     wire.__exit__()
                     wire = await RawWire.connect(app.url)
         wire.__exit__()
+
+
+@pytest.mark.parametrize("seed", range(2))
+async def test_in_any_order_on_fresh_connections_the_answers_are_the_same(receiver, seed):
+    names = list(REQUESTS) * 3
+    random.Random(seed).shuffle(names)
+    async with receiver() as app:
+        for name in names:
+            make, status = REQUESTS[name]
+            for _ in range(3):
+                assert (await exchange(app, make())).status == status, name
+
+
+async def test_the_address_of_each_connection_counts(receiver):
+    async with receiver(Webhooks__AllowedSourceIpRanges=["127.0.0.1/32"]) as app:
+        host, port = urlsplit(app.url).hostname, urlsplit(app.url).port
+        for address, status in [("127.0.0.1", 200)] * 4 + [("127.0.0.2", 403), ("127.0.0.1", 200)]:
+            stream = await trio.open_tcp_stream(host, port, local_address=address)
+            with RawWire(stream) as wire:
+                await wire.send(plain())
+                assert (await wire.answer()).status == status
 
 
 async def test_senders_behind_one_proxy_are_distinguished(receiver):

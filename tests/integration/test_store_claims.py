@@ -366,6 +366,78 @@ async def test_deliveries_of_one_batch_share_their_statements(inbox: SqliteInbox
     assert (await inbox.counts())[DeliveryState.DONE] == 65
 
 
+async def accepted(inbox: SqliteInbox, *names: str) -> None:
+    for name in names:
+        await inbox.accept(delivery(name), leased=True)
+        inbox.start_unawaited(name, now=1001.0)
+
+
+async def test_the_end_of_a_queued_run_shares_the_commit_of_the_next_event(inbox):
+    await learned(inbox)
+    await accepted(inbox, "first")
+    commits = await transactions(inbox)
+    assert inbox.end_unawaited("first", now=1002.0)
+    assert not inbox.end_unawaited("first", now=1002.0), "its lease is over"
+    await inbox.accept(delivery("second"), leased=True)
+    assert len(commits) <= 2, "one, and that of the list itself"
+    record = await inbox.get("first")
+    assert (record.state, record.attempts) == (DeliveryState.DONE, 1)
+
+
+async def test_the_end_of_a_queued_run_is_committed_soon_without_another_event(inbox, tmp_path):
+    await accepted(inbox, "m1")
+    assert inbox.end_unawaited("m1", now=1002.0)
+    other = apsw.Connection(str(tmp_path / "inbox.db"))
+    with trio.fail_after(60):
+        while not other.execute("SELECT count(*) FROM ended").get:
+            await trio.sleep(0.001)
+    other.close()
+
+
+async def test_an_ended_run_is_done_for_every_later_call(inbox):
+    await accepted(inbox, "m1", "m2", "m3")
+    assert inbox.end_unawaited("m1", now=1002.0)
+    assert (await inbox.get("m1")).state is DeliveryState.DONE
+    assert inbox.end_unawaited("m2", now=1002.0)
+    assert (await inbox.accept(delivery("m2"), leased=True)).admission is Admission.DONE
+    assert inbox.end_unawaited("m3", now=1002.0)
+    # A renewal gives up the leases that it does not name.
+    assert (await inbox.renew([], now=1003.0)).given_up == 0
+    assert (await inbox.counts())[DeliveryState.DONE] == 3
+
+
+async def test_an_orderly_close_keeps_the_end_of_a_run(tmp_path):
+    first = await open_inbox(tmp_path)
+    await accepted(first, "m1")
+    assert first.end_unawaited("m1", now=1002.0)
+    await first.close()
+    second = await open_inbox(tmp_path)
+    assert (await second.get("m1")).state is DeliveryState.DONE
+    await second.close()
+
+
+@pytest.mark.parametrize("by", ["renewal", "close"])
+async def test_an_end_that_the_store_has_failed_is_recorded_later(inbox, tmp_path, by):
+    await accepted(inbox, "m1")
+    await inbox.get("m1")
+    await inbox._commits.submit(lambda tx: tx.connection.set_busy_timeout(1))
+    lock = apsw.Connection(str(tmp_path / "inbox.db"))
+    lock.execute("BEGIN IMMEDIATE")
+    assert inbox.end_unawaited("m1", now=1002.0)
+    with pytest.raises(StoreUnavailableError):
+        await inbox.get("m1")
+    assert not inbox.end_unawaited("m1", now=1002.0)
+    lock.execute("ROLLBACK")
+    lock.close()
+    if by == "renewal":
+        assert (await inbox.renew([], now=1003.0)).given_up == 0
+    else:
+        await inbox.close()
+        inbox = await open_inbox(tmp_path)
+    assert (await inbox.get("m1")).state is DeliveryState.DONE
+    await inbox.close()
+
+
 async def test_a_new_database_has_pages_for_three_bodies_and_an_old_one_keeps_its_own(
     tmp_path: Path,
 ) -> None:

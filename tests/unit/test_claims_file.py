@@ -40,6 +40,20 @@ def test_a_run_is_found_until_its_slot_is_cleared(path):
     assert keys_in(path) == ["c", "d"]
 
 
+def test_the_slot_of_a_recorded_run_is_used_again_and_cleared_with_the_others(path):
+    claims = ClaimsFile(path, [])
+    slots = [claims.take(key, 1.0) for key in ("recorded", "also", "runs")]
+    for slot in slots[:2]:
+        claims.free(slot)
+    assert claims.take("next", 2.0) == slots[1]
+    claims.clear_stale()
+    assert keys_in(path) == ["runs", "next"]
+    claims.free(slots[1])
+    claims.close()
+    assert keys_in(path) == ["runs"]
+    assert b"next" not in path.read_bytes()
+
+
 def test_the_file_holds_a_fixed_number_of_runs_and_the_next_one_waits(path):
     claims = ClaimsFile(path, [])
     slots = [claims.take(f"m{number}", 1.0) for number in range(SLOTS)]

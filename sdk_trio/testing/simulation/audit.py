@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import msgspec
 
 from ...records.deliveries import DeliveryRecord, DeliveryState
+from ...storage.ends import LINGER_SECONDS
 
 #: States in which nothing is left to do.
 FINAL = {DeliveryState.DONE, DeliveryState.DEAD, DeliveryState.PARKED}
@@ -28,6 +29,9 @@ SUSPENSION_SECONDS = 2.0
 
 #: The seconds within which an event must begin to run if nothing prevents it.
 LATE_SECONDS = 20.0
+
+#: Time after which the reported success of a queued run is committed, in seconds.
+UNCOMMITTED_SECONDS = 2 * LINGER_SECONDS
 
 
 class HandlerRun(msgspec.Struct, eq=False):
@@ -63,6 +67,7 @@ class Auditor:
         # A crash or a long stall prevents outcomes from being recorded. So does a fault of the
         # disk, if the process ends before the fault does.
         self._crashed_at = self._stopped_at = self._faulty_until = -math.inf
+        self._faulty_since = math.inf
         # When a host was paused or resumed.
         self._paused_at = -math.inf
         self.violations: list[Violation] = []
@@ -117,6 +122,7 @@ class Auditor:
         self._disturb(self._now())
         self._down.add(machine)
         self._crashed_at = self._now()
+        self._forget_recent()
         for runs in self.runs.values():
             for run in runs:
                 if run.machine == machine and run.ended is None:
@@ -131,6 +137,7 @@ class Auditor:
         self._disturb(self._now())
         if long:
             self._stalled.add(machine)
+            self._forget_recent()
 
     def wake(self, machine: str) -> None:
         """Note that a host was resumed; after a long stall, outcomes of its runs may not count."""
@@ -141,13 +148,27 @@ class Auditor:
 
     def fault(self, until: float) -> None:
         """Note that the disk fails until ``until``."""
+        if self._faulty_until + AFTERMATH_SECONDS < self._now():
+            self._faulty_since = self._now()
         self._faulty_until = max(self._faulty_until, until)
         self._disturb(until)
 
     def stop(self) -> None:
         """Note that a process has stopped as requested."""
         self._stopped_at = self._now()
+        if self._faulty_until >= self._now():
+            self._forget_recent()
         self._disturb(self._now())
+
+    def _forget_recent(self) -> None:
+        """Forget the successes that are not committed yet: their events may run again.
+
+        They are committed within :data:`UNCOMMITTED_SECONDS`, or after a fault of the disk.
+        """
+        since = self._now() - UNCOMMITTED_SECONDS
+        if self._faulty_until + AFTERMATH_SECONDS >= self._now():
+            since = min(since, self._faulty_since - UNCOMMITTED_SECONDS)
+        self._recorded = {key: at for key, at in self._recorded.items() if at < since}
 
     def fail(self, error: str) -> None:
         """Note that a process has ended with an error, which only a failing disk justifies."""
