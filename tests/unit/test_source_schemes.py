@@ -16,6 +16,7 @@ from support.sources import BY_NAME, SENDERS, Sender, as_asgi
 from sdk_trio.config.fields import HmacAlgorithm, HmacEncoding, SourceScheme
 from sdk_trio.config.options.sources import SourceOptions
 from sdk_trio.config.secret import Secret
+from sdk_trio.webhooks.signature import MAX_ENTRIES
 from sdk_trio.webhooks.sources.schemes import Genuine, Keys, Scheme
 from sdk_trio.webhooks.sources.signing import make_body, sign_as
 from sdk_trio.webhooks.verdict import Cause, Rejected
@@ -302,6 +303,21 @@ def test_a_header_that_is_sent_twice_is_refused(sender: Sender) -> None:
         assert cause(verify(sender.options, [*headers, (name, value)], body)) is (
             Cause.REPEATED_HEADER
         ), name
+
+
+def test_a_header_has_at_most_as_many_entries_as_for_the_upstream() -> None:
+    stripe = BY_NAME["stripe"]
+    headers, body = delivery(stripe)
+    sent = dict(headers)[b"stripe-signature"]
+
+    def passes(others: int) -> bool:
+        value = sent + b",v1=00" * others
+        return isinstance(
+            verify(stripe.options, changed(headers, "stripe-signature", value), body), Genuine
+        )
+
+    assert passes(MAX_ENTRIES - 1)
+    assert not passes(MAX_ENTRIES)
 
 
 def test_svix_reads_no_headers_of_another_name() -> None:
