@@ -320,6 +320,16 @@ def test_a_header_has_at_most_as_many_entries_as_for_the_upstream() -> None:
     assert not passes(MAX_ENTRIES)
 
 
+def test_two_timestamps_in_one_header_are_refused() -> None:
+    stripe = BY_NAME["stripe"]
+    headers, body = delivery(stripe)
+    value = dict(headers)[b"stripe-signature"] + b",t=%d" % (NOW + 1)
+
+    verdict = verify(stripe.options, changed(headers, "stripe-signature", value), body)
+
+    assert cause(verdict) is Cause.BAD_SIGNATURE_HEADER
+
+
 def test_svix_reads_no_headers_of_another_name() -> None:
     mail = BY_NAME["mail"]
     headers, body = delivery(mail)
