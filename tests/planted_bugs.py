@@ -30,11 +30,18 @@ from sdk_trio.events import (
     SubscriptionActiveEvent,
     SubscriptionCanceledEvent,
 )
-from sdk_trio.records.deliveries import Admission, Admitted, Dead, Done, Retry
+from sdk_trio.records.deliveries import (
+    Admission,
+    Admitted,
+    Dead,
+    Done,
+    NewDelivery,
+    Retry,
+)
 from sdk_trio.storage import admission, commit, inbox, known_keys
 from sdk_trio.storage.claims import UnawaitedClaims
 from sdk_trio.storage.engines import sqlite as engine
-from sdk_trio.storage.sql import deliveries, leases
+from sdk_trio.storage.sql import deliveries, leases, policies
 from sdk_trio.storage.sqlite_inbox import SqliteInbox
 from sdk_trio.tenants.service import TenantCache, TenantService
 from sdk_trio.testing import MockUpstream, World
@@ -47,6 +54,7 @@ from sdk_trio.webhooks import (
     inline,
     invocation,
     parking,
+    pauses,
     queue,
     queued,
     recording,
@@ -105,12 +113,44 @@ def make_upstream() -> MockUpstream:
     return upstream
 
 
+def limited_handlers() -> HandlerRegistry:
+    """Return handlers with policies, for the upstream's events and those of sources."""
+    registry = HandlerRegistry()
+
+    async def nothing(_event: Any) -> None:
+        pass
+
+    registry.register(OrderCreatedEvent, nothing, enqueue=True, concurrency=2)
+    registry.register(OrderPaidEvent, nothing, enqueue=True, coalesce=True)
+    registry.register(SubscriptionActiveEvent, nothing, enqueue=True, rate_per_minute=6)
+    registry.register(SubscriptionCanceledEvent, nothing, timeout=5)
+    for source in SOURCES:
+        own = registry.source(source)
+        own.register("invoice.paid", nothing, enqueue=True, coalesce=True)
+        own.register("invoice.sent", nothing, enqueue=True, concurrency=1)
+        own.register("ping", nothing)
+    return registry
+
+
+#: Two other senders, and a sample of each of their types.
+SOURCES: dict[str, Any] = {
+    name: {"invoice.paid": {"modified_at": ""}, "invoice.sent": {}, "ping": {}}
+    for name in ("shop", "bank")
+}
+
+
 def handlers_for(world: World) -> HandlerRegistry:
     """Return the handlers that show most in a world."""
+    if world.sources:
+        return limited_handlers()
     if world.upstream is not None:
         return calling_handlers()
     return handlers(run_when_suspended=not world.tenants)
 
+
+#: Worlds with policies, pauses, and senders that use the same ids.
+LIMITS = World(faults=(), events=40, sources=SOURCES)
+PAUSES = World(faults=("pause",), most_faults=8, events=40, sources=SOURCES)
 
 #: A world with outages of the upstream.
 OUTAGES = World(faults=("upstream",), troubles=False, upstream=make_upstream)
@@ -542,6 +582,57 @@ def breaker_never_closes() -> Any:
     return patch.object(CircuitBreaker, "acquire", never)
 
 
+def pause_ignored() -> Any:
+    """Events of a paused type run."""
+    return patch.object(pauses.Pauses, "_group_of_pause", lambda *_: None)
+
+
+def pause_noticed_late() -> Any:
+    """A process reads the pauses twice a minute."""
+    return patch.object(pauses, "POLL_SECONDS", 30.0)
+
+
+def held_after_resume() -> Any:
+    """Events that a pause has held stay so after the resume."""
+    return patch.object(
+        policies, "_END_GROUP", policies._END_GROUP.replace("WHERE", "WHERE 1=0 AND", 1)
+    )
+
+
+def concurrency_ignored() -> Any:
+    """The runs of a limited handler are not counted."""
+    counted = policies._COUNT_RUNNING.replace("count(*)", "0")
+    return patch.object(policies, "_COUNT_RUNNING", counted)
+
+
+def rate_refilled() -> Any:
+    """The tokens that runs have taken are not saved."""
+    saved = policies._SAVE_TOKENS.replace("= :missing", "= 0 * :missing")
+    return patch.object(policies, "_SAVE_TOKENS", saved)
+
+
+def newest_state_superseded() -> Any:
+    """Of the waiting events of a subject, the oldest state supersedes the others."""
+    first = policies.coalesce
+
+    def oldest(event: Any, others: Any) -> Any:
+        newest, superseded = first(event, others)
+        alike = sorted([newest, *superseded], key=lambda each: each.changed_at or 0.0)
+        return alike[0], alike[1:]
+
+    return patch.object(policies, "coalesce", oldest)
+
+
+def late_state_runs() -> Any:
+    """An older state that arrives after a newer one was handled runs."""
+    return patch.object(queued, "find_newer_handled", _nothing)
+
+
+def sources_share_ids() -> Any:
+    """The key of a delivery is its id, whichever source has sent it."""
+    return patch.object(NewDelivery, "key", property(lambda delivery: delivery.webhook_id))
+
+
 async def _nothing(*_: Any) -> None:
     await trio.lowlevel.checkpoint()
 
@@ -671,6 +762,14 @@ BUGS = (
     Bug(feed_resumes_one_late, FEED),
     Bug(feed_repeats, FEED),
     Bug(breaker_never_closes, OUTAGES),
+    Bug(pause_ignored, PAUSES),
+    Bug(pause_noticed_late, PAUSES),
+    Bug(held_after_resume, PAUSES),
+    Bug(concurrency_ignored, LIMITS),
+    Bug(rate_refilled, LIMITS),
+    Bug(newest_state_superseded, LIMITS),
+    Bug(late_state_runs, LIMITS),
+    Bug(sources_share_ids, LIMITS),
 )
 
 

@@ -6,11 +6,15 @@ the final content of the store.
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 
 import msgspec
 
 from ...records.deliveries import DeliveryRecord, DeliveryState
+from ...records.policies import UNLIMITED, Policy, burst_of, split_glob
+from ...storage.coalescing import SKEW_SECONDS
 from ...storage.ends import LINGER_SECONDS
+from .plan import Arrival
 
 #: States in which nothing is left to do.
 FINAL = {DeliveryState.DONE, DeliveryState.DEAD, DeliveryState.PARKED}
@@ -26,6 +30,12 @@ AFTERMATH_SECONDS = 30.0
 #: The seconds after a suspension within which a run may still begin: a process learns of it within
 #: the documented half second, and a run may be about to begin.
 SUSPENSION_SECONDS = 2.0
+
+#: The same after a pause of events, which a process learns of within a second.
+PAUSE_SECONDS = 2.5
+
+#: The seconds over which the rate of a handler is judged.
+RATE_SECONDS = 60.0
 
 #: The seconds within which an event must begin to run if nothing prevents it.
 LATE_SECONDS = 20.0
@@ -45,6 +55,23 @@ class HandlerRun(msgspec.Struct, eq=False):
     result: str | None = None
     #: The seconds that it may take.
     limit: float = math.inf
+    #: The events that its handler's policies limit together.
+    group: str = ""
+
+
+class _Pause(msgspec.Struct, eq=False):
+    """A pause of ``glob``: it may hold events from ``begun`` to ``ended``, and certainly from
+    ``since`` to ``until``."""
+
+    glob: str
+    begun: float
+    since: float = math.inf
+    until: float = math.inf
+    ended: float = math.inf
+
+    def holds(self, event: Arrival) -> bool:
+        source, types = split_glob(self.glob)
+        return source == event.source and fnmatchcase(event.type, types)
 
 
 class Violation(msgspec.Struct, frozen=True):
@@ -86,8 +113,19 @@ class Auditor:
         self.remembers: Callable[[str, str], bool] = lambda _machine, _key: False
         #: The number of workers of all processes.
         self.workers = 1
-        #: The tenant of each event.
-        self.tenants: dict[str, str] = {}
+        #: The events of the plan.
+        self.events: dict[str, Arrival] = {}
+        #: Returns the tenant of an event.
+        self.tenant_of: Callable[[Arrival], str | None] = lambda _event: None
+        #: Returns when the state in an event's body changed, in Unix seconds; None: it has no time.
+        self.changed_at: Callable[[str], float | None] = lambda _key: None
+        self._pauses: list[_Pause] = []
+        # The times at which runs of a group have begun.
+        self._begins: dict[str, list[float]] = {}
+        self._policies: dict[str, Policy] = {}
+        self._clock_set_at = -math.inf
+        # The wall clock was so wrong that states seemed to come from the future.
+        self._doubts_states = False
         #: Events that were parked: they have left their lane, and wait for a replay.
         self.parked: set[str] = set()
         # The time since which each tenant is certainly suspended.
@@ -97,9 +135,9 @@ class Auditor:
         """Note a violation."""
         self.violations.append(Violation(kind, self._now(), text))
 
-    def acknowledge(self, webhook_id: str) -> None:
+    def acknowledge(self, key: str) -> None:
         """Note that a delivery was answered 200."""
-        self.acknowledged.setdefault(webhook_id, self._now())
+        self.acknowledged.setdefault(key, self._now())
 
     def may_park(self, tenant: str) -> None:
         """Note that a tenant may be suspended from now on, until :meth:`reactivate`."""
@@ -113,6 +151,33 @@ class Auditor:
     def reactivate(self, tenant: str) -> None:
         """Note that a tenant is about to be reactivated."""
         self._suspended.pop(tenant, None)
+
+    def may_pause(self, glob: str) -> _Pause:
+        """Note that a pause may hold events from now on."""
+        pause = _Pause(glob, self._now())
+        self._pauses.append(pause)
+        return pause
+
+    def pause(self, pause: _Pause) -> None:
+        """Note that a pause is stored: no event that it holds may begin to run."""
+        pause.since = self._now()
+
+    def may_resume(self, glob: str) -> None:
+        """Note that the pauses of a glob are about to end."""
+        for pause in self._pauses:
+            if pause.glob == glob:
+                pause.until = min(pause.until, self._now())
+
+    def resume(self, glob: str) -> None:
+        """Note that the pauses of a glob have ended."""
+        for pause in self._pauses:
+            if pause.glob == glob:
+                pause.ended = min(pause.ended, self._now())
+
+    def step_clock(self, seconds: float) -> None:
+        """Note that the wall clock was set by ``seconds``."""
+        self._clock_set_at = self._now()
+        self._doubts_states |= seconds <= -SKEW_SECONDS
 
     def _disturb(self, until: float) -> None:
         self._disturbances.append((self._now(), until))
@@ -191,6 +256,8 @@ class Auditor:
         ordered: bool,
         tenant: str | None = None,
         waits_for_tenant: bool = False,
+        group: str = "",
+        policy: Policy = UNLIMITED,
     ) -> HandlerRun:
         """Note that a handler is called, and judge whether it may be.
 
@@ -201,17 +268,27 @@ class Auditor:
             ordered: it was registered with ``ordered=True``.
             tenant: the tenant that is passed to the handler.
             waits_for_tenant: it was registered with ``run_when_suspended=False``.
+            group: the events that the handler's policies limit together.
+            policy: those policies.
         """
         if ordered:
             self._ordered.add(key)
-        if tenant != self.tenants.get(key):
-            self.find("tenant", f"{key} of {self.tenants.get(key)} runs as an event of {tenant}")
+        event = self.events.get(key)
+        expected = None if event is None else self.tenant_of(event)
+        if tenant != expected:
+            self.find("tenant", f"{key} of {expected} runs as an event of {tenant}")
         since = self._suspended.get(tenant or "") if waits_for_tenant else None
         if since is not None and self._now() > since + SUSPENSION_SECONDS and not self._paused:
             self.find("suspended", f"{key} runs, although {tenant} is suspended since {since:.3f}")
+        self._policies[group] = policy
+        if event is not None:
+            self._judge_pauses(event)
+            if policy.coalesce:
+                self._judge_state(event)
+        self._judge_limits(group, policy)
         runs = self.runs.setdefault(key, [])
         self._begun += 1
-        run = HandlerRun(key, machine, self._now(), self._begun, limit=limit)
+        run = HandlerRun(key, machine, self._now(), self._begun, limit=limit, group=group)
         if (recorded := self._recorded.get(key)) is not None:
             self.find(
                 "ran_again", f"{key} runs again, although it was recorded as done at {recorded:.3f}"
@@ -230,6 +307,54 @@ class Auditor:
         runs.append(run)
         return run
 
+    def _judge_pauses(self, event: Arrival) -> None:
+        for pause in self._pauses:
+            certain = pause.since + PAUSE_SECONDS < self._now() <= pause.until
+            if certain and pause.holds(event) and not self._paused:
+                self.find(
+                    "paused",
+                    f"{event.key} runs, although {pause.glob} is paused since {pause.since:.3f}",
+                )
+
+    def _judge_limits(self, group: str, policy: Policy) -> None:
+        now = self._now()
+        if policy.concurrency is not None:
+            running = [
+                run.key
+                for runs in self.runs.values()
+                for run in runs
+                if run.group == group and run.ended is None and run.machine not in self._stalled
+            ]
+            if len(running) >= policy.concurrency:
+                self.find("too_many", f"{group} runs another event beside {', '.join(running)}")
+        if policy.rate_per_minute is not None:
+            begins = self._begins.setdefault(group, [])
+            begins.append(now)
+            late = max(self._paused_at, self._faulty_until, self._crashed_at, self._clock_set_at)
+            recent = [at for at in begins if at > now - RATE_SECONDS]
+            # One event may wait for a worker with its token.
+            most = policy.rate_per_minute + burst_of(policy.rate_per_minute) + 1
+            # Otherwise runs whose tokens are older may have begun late.
+            if len(recent) > most and late < now - RATE_SECONDS:
+                self.find("too_often", f"{group} began {len(recent)} runs within a minute")
+
+    def _judge_state(self, event: Arrival) -> None:
+        changed_at = self.changed_at(event.key)
+        if changed_at is None or self._doubts_states or event.key in self.parked:
+            return
+        for key in self._recorded:
+            other = self.events[key]
+            if self._may_replace(other, event) and (self.changed_at(key) or 0.0) > changed_at:
+                self.find(
+                    "stale", f"{event.key} runs, although {key} has a newer state and is done"
+                )
+
+    def _may_replace(self, other: Arrival, event: Arrival) -> bool:
+        """Return whether one state supersedes the other if it is newer."""
+        return (other.type, other.subject, other.source, other.tenant) == (
+            event.type, event.subject, event.source, event.tenant
+        )  # fmt: skip
+
     def end(self, run: HandlerRun, result: str) -> None:
         """Note how a run has ended."""
         if run.machine in self._down:
@@ -238,9 +363,10 @@ class Auditor:
         run.ended, run.result = now, result
         took = now - run.begun
         disturbed_at = max(self._crashed_at, self._faulty_until, self._paused_at)
-        # The queue runs inline events that were interrupted by a crash or parked, without this
-        # limit.
+        # The queue runs inline events that were interrupted by a crash, parked or paused, without
+        # this limit.
         is_first = run is self.runs[run.key][0] and run.key not in self.parked
+        is_first = is_first and not self._held_until(run.key, 0.0)
         if is_first and took > run.limit + LIMIT_SLACK_SECONDS and disturbed_at < run.begun:
             self.find("too_long", f"the handler of {run.key} took {took:.1f} s")
 
@@ -269,11 +395,14 @@ class Auditor:
         if reason.startswith("discarded: "):
             return bool(self.runs.get(record.key))
         newer = held.get(reason.removeprefix("superseded by "))
-        return (
-            newer is not None
-            and newer.sequence > record.sequence
-            and (newer.type, newer.subject) == (record.type, record.subject)
-        )
+        if newer is None or not self._may_replace(self.events[newer.key], self.events[record.key]):
+            return False
+        arrived_later = newer.sequence > record.sequence
+        old, new = self.changed_at(record.key), self.changed_at(newer.key)
+        if old is None or new is None:
+            return arrived_later
+        by_state = (new, newer.sequence) > (old, record.sequence)
+        return by_state or (self._doubts_states and arrived_later)
 
     # -- at rest -----------------------------------------------------------------------------
 
@@ -304,7 +433,8 @@ class Auditor:
             if record.key in self.parked:
                 continue
             if record.key in self._ordered and record.subject is not None:
-                lanes.setdefault((record.tenant_id, record.subject), []).append(record)
+                owner = record.tenant_id if record.source is None else record.signer
+                lanes.setdefault((owner, record.subject), []).append(record)
             else:
                 self._judge_delay(record.key, ())
         for lane in lanes.values():
@@ -319,9 +449,13 @@ class Auditor:
         since = self.acknowledged.get(key)
         if not runs or since is None:
             return
+        policy = self._policies[runs[0].group]
+        if policy.concurrency is not None or policy.rate_per_minute is not None:
+            return
         before = [run for record in earlier for run in self.runs.get(record.key, ())]
         begun = runs[0].begun
         since = max([since, *(run.ended or run.begun for run in before)])
+        since = max(since, min(begun, self._held_until(key, since)))
         if begun - since <= LATE_SECONDS:
             return
         wait = begun - since
@@ -335,6 +469,12 @@ class Auditor:
         # Otherwise all workers were busy except for this many seconds.
         if busy < (wait - LATE_SECONDS) * self.workers:
             self.find("late", f"{key} began to run {wait:.1f} s after it could have")
+
+    def _held_until(self, key: str, since: float) -> float:
+        """Return the end of the last pause of an event that was in force after ``since``."""
+        event = self.events[key]
+        ends = (each.ended for each in self._pauses if each.holds(event) and each.ended > since)
+        return max(ends, default=0.0)
 
     def _has_succeeded(self, key: str) -> bool:
         # A run that was interrupted by a crash may have recorded its outcome before.

@@ -2,7 +2,9 @@
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from base64 import b64encode
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
 from typing import Any, Protocol
 
 import msgspec
@@ -18,7 +20,7 @@ from ...runtime import Runtime
 from ...runtime.worker import WorkerAssignment
 from ...storage.ports import Inbox
 from ...webhooks import HandlerRegistry, Services, WebhookHandlerBase
-from ...webhooks.bound import BoundHandler, BoundHandlers
+from ...webhooks.bound import BoundHandler, BoundHandlers, HandlersOfSource
 from ...webhooks.receiver import Share
 from .audit import Auditor
 from .machine import Machine
@@ -54,7 +56,7 @@ class HostWorld(Protocol):
         """Return a client of the upstream; None without one."""
         ...
 
-    def trouble(self, webhook_id: str, run: int) -> Trouble | None:
+    def trouble(self, key: str, run: int) -> Trouble | None:
         """Return the trouble of an event's handler in its run number ``run``, counted from 0."""
         ...
 
@@ -65,6 +67,11 @@ class HostWorld(Protocol):
     def crash(self, victims: "Sequence[Host]") -> None:
         """Crash processes."""
         ...
+
+
+def secret_of(source: str) -> Secret:
+    """Return the secret of a simulated source, which differs from those of all others."""
+    return Secret(f"whsec_{b64encode(sha256(source.encode()).digest()).decode()}")
 
 
 class SimulatedError(Exception):
@@ -80,7 +87,9 @@ class _Handler(WebhookHandlerBase[Any]):
         self._inner = bound.handler
         self._ordered = bound.ordered
         self._waits_for_tenant = not bound.run_when_suspended
-        self._limit = math.inf if bound.enqueue or bound.threads else inline_seconds
+        limit = bound.policy.timeout or inline_seconds
+        self._limit = math.inf if bound.enqueue or bound.threads else limit
+        self._group, self._policy = bound.group, bound.policy
         self._machine = machine
         self._world = world
 
@@ -93,10 +102,12 @@ class _Handler(WebhookHandlerBase[Any]):
             ordered=self._ordered,
             tenant=None if event.tenant is None else event.tenant.identifier,
             waits_for_tenant=self._waits_for_tenant,
+            group=self._group,
+            policy=self._policy,
         )
         number = len(auditor.runs[event.key]) - 1
-        trouble = self._world.trouble(event.webhook_id, number)
-        self._world.record("handler.begins", id=event.webhook_id, type=event.type, run=number + 1)
+        trouble = self._world.trouble(event.key, number)
+        self._world.record("handler.begins", id=event.key, type=event.type, run=number + 1)
         result = "cut"
         try:
             await self._handle(event, trouble)
@@ -104,12 +115,12 @@ class _Handler(WebhookHandlerBase[Any]):
         except Exception as error:
             result = "failed"
             if isinstance(error, AssertionError) and not self._machine.down:
-                auditor.find("assertion", f"the handler of {event.webhook_id} raised {error!r}")
+                auditor.find("assertion", f"the handler of {event.key} raised {error!r}")
             raise
         finally:
             auditor.end(run, result)
             if not self._machine.down:
-                self._world.record("handler.ends", id=event.webhook_id, result=result)
+                self._world.record("handler.ends", id=event.key, result=result)
 
     async def _handle(self, event: Event[Any], trouble: Trouble | None) -> None:
         kind = None if trouble is None else trouble.kind
@@ -147,9 +158,18 @@ class _Handlers(HandlerRegistry):
         bound = self._bind(services)
         return msgspec.structs.replace(
             bound,
-            by_type={name: self._wrap(handler) for name, handler in bound.by_type.items()},
+            by_type=self._wrapped(bound.by_type),
             fallback=bound.fallback and self._wrap(bound.fallback),
+            by_source={
+                name: HandlersOfSource(
+                    self._wrapped(own.by_type), own.fallback and self._wrap(own.fallback)
+                )
+                for name, own in bound.by_source.items()
+            },
         )
+
+    def _wrapped(self, handlers: Mapping[str, BoundHandler]) -> dict[str, BoundHandler]:
+        return {name: self._wrap(handler) for name, handler in handlers.items()}
 
 
 class Host:
@@ -279,6 +299,10 @@ class Host:
                 **(UPSTREAM_SETTINGS if world.world.upstream is not None else {}),
                 "Webhooks:Path": world.path,
                 "Webhooks:Secret": world.secret,
+                "Sources": [
+                    {"Name": name, "Secrets": [secret_of(name).reveal()]}
+                    for name in world.world.sources
+                ],
                 **world.world.settings,
                 "Storage:Path": world.data,
                 "Server:Bind": [f"unix:{self.socket(machine)}"],

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import msgspec
 
+from ...records.deliveries import key_of, signer_of
+from ...records.policies import glob_of, name_of_glob
+
 if TYPE_CHECKING:
     import httpx
 
@@ -26,6 +29,7 @@ FAULTS = {
     "clock": "the wall clock is set wrong, and corrected later",
     "network": "the receiver cannot be reached",
     "suspend": "a tenant is suspended, and reactivated later",
+    "pause": "events of some types are paused, and resumed later",
     "upstream": "the upstream fails: no connection, no answer, 429 or 5xx",
 }
 
@@ -62,6 +66,9 @@ class World:
         upstream: makes the upstream that handlers call by ``services.client``: a transport of
             httpx, such as a :class:`~sdk_trio.testing.MockUpstream`; None: there is no client. The
             fault ``upstream`` needs it.
+        sources: other senders beside the upstream, as ``{"stripe": {"invoice.paid": {...}}}``: by
+            name, then by type, a sample of ``data``. Each signs by Standard Webhooks with a secret
+            of its own. All senders use the same ids.
         settings: overrides of the settings, as ``{"Webhooks:Queue:Workers": 2}``.
         dead_is_failure: an event that ends dead is a failure.
     """
@@ -79,6 +86,7 @@ class World:
     tenants: int = attrs.field(default=0, validator=attrs.validators.ge(0))
     feed: bool = False
     upstream: Callable[[], "httpx.AsyncBaseTransport"] | None = None
+    sources: Mapping[str, Mapping[str, Mapping[str, Any]]] = attrs.field(factory=dict)
     settings: Mapping[str, Any] = attrs.field(factory=dict)
     dead_is_failure: bool = True
 
@@ -96,7 +104,8 @@ class Arrival(msgspec.Struct, frozen=True):
     """An event that the sender has from ``at`` on, in virtual seconds.
 
     ``again_after``: seconds after which it is delivered again although it was acknowledged.
-    ``tenant``: the number of the tenant that it belongs to.
+    ``tenant``: the number of the tenant that it belongs to. ``source``: the name of its sender,
+    None: the upstream.
     """
 
     number: int
@@ -106,24 +115,31 @@ class Arrival(msgspec.Struct, frozen=True):
     troubles: tuple[Trouble, ...] = ()
     again_after: float | None = None
     tenant: int | None = None
+    source: str | None = None
 
     @property
     def webhook_id(self) -> str:
         """The id of its deliveries."""
         return f"msg_{self.number:04d}"
 
+    @property
+    def key(self) -> str:
+        """The key under which the store has it."""
+        return key_of(self.webhook_id, self.source and signer_of(self.source))
+
 
 class Fault(msgspec.Struct, frozen=True):
     """A fault of ``kind`` at ``at`` that lasts ``seconds``.
 
     ``value``: the step of a clock in seconds; the number of changes to the disk before a crash; the
-    number of a tenant.
+    number of a tenant. ``glob``: the types that are paused.
     """
 
     at: float
     kind: str
     seconds: float
     value: float = 0.0
+    glob: str = ""
 
     @property
     def end(self) -> float:
@@ -132,6 +148,7 @@ class Fault(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         detail = f", by {self.value:+.0f} s" if self.kind == "clock" else ""
+        detail = f": {name_of_glob(self.glob)}" if self.kind == "pause" else detail
         return f"{FAULTS[self.kind]}, for {self.seconds:.1f} s{detail}"
 
 
@@ -153,11 +170,11 @@ def make_plan(seed: int, world: World, types: Sequence[str]) -> SimulationPlan:
     """Return the plan of a seed.
 
     Args:
-        types: the event types that the application handles; not empty.
+        types: the event types that the application handles; not empty without sources.
     """
     dice = random.Random(f"{seed}/plan")
     seconds = world.hours * 3600
-    arrivals = _arrivals(dice, world, types, seconds)
+    arrivals = _arrivals(dice, world, types or _types_of_sources(world), seconds)
     if world.tenants:
         # With separate random numbers, because tenants have objects with the same names.
         owners = random.Random(f"{seed}/tenants")
@@ -165,7 +182,39 @@ def make_plan(seed: int, world: World, types: Sequence[str]) -> SimulationPlan:
             msgspec.structs.replace(each, tenant=owners.randrange(world.tenants))
             for each in arrivals
         )
-    return SimulationPlan(seed, arrivals, _faults(dice, world, seconds))
+    if world.sources:
+        senders = [None, *world.sources] if types else list(world.sources)
+        arrivals = _shared_among(random.Random(f"{seed}/sources"), world, arrivals, senders)
+    return SimulationPlan(seed, arrivals, _faults(dice, world, seconds, _globs(world, types)))
+
+
+def _types_of_sources(world: World) -> list[str]:
+    return [each for types in world.sources.values() for each in types]
+
+
+def _shared_among(
+    dice: random.Random, world: World, arrivals: Sequence[Arrival], senders: Sequence[str | None]
+) -> tuple[Arrival, ...]:
+    """Return the arrivals, each from one of ``senders``, which all count their ids from 0."""
+    numbers = dict.fromkeys(senders, 0)
+    shared = []
+    for arrival in arrivals:
+        sender = dice.choice(senders)
+        number, numbers[sender] = numbers[sender], numbers[sender] + 1
+        changes: dict[str, Any] = {"number": number}
+        if sender is not None:
+            kind = dice.choice(sorted(world.sources[sender]))
+            changes |= {"source": sender, "type": kind, "tenant": None}
+        shared.append(msgspec.structs.replace(arrival, **changes))
+    return tuple(shared)
+
+
+def _globs(world: World, types: Sequence[str]) -> list[str]:
+    """Return what a pause may hold: a type, the types of a family, or all of a sender."""
+    globs = {*types, *(f"{each.rpartition('.')[0]}.*" for each in types), "*"}
+    for source, samples in world.sources.items():
+        globs |= {glob_of(each, source) for each in (*samples, "*")}
+    return sorted(globs)
 
 
 def _arrivals(
@@ -213,7 +262,9 @@ def _place(event_type: str) -> tuple[int, str]:
     return _LIFECYCLE.index(last) if last in _LIFECYCLE else 4, event_type
 
 
-def _faults(dice: random.Random, world: World, seconds: float) -> tuple[Fault, ...]:
+def _faults(
+    dice: random.Random, world: World, seconds: float, globs: Sequence[str]
+) -> tuple[Fault, ...]:
     impossible = {"suspend"} if not world.tenants else set()
     impossible |= {"upstream"} if world.upstream is None else set()
     kinds = sorted(kind for kind in world.faults if kind not in impossible)
@@ -227,7 +278,8 @@ def _faults(dice: random.Random, world: World, seconds: float) -> tuple[Fault, .
                 continue
         at = round(dice.uniform(0, seconds), 3)
         lasts, value = _extent(dice, kind, world.tenants)
-        faults.append(Fault(at, kind, round(lasts, 3), value))
+        glob = dice.choice(globs) if kind == "pause" else ""
+        faults.append(Fault(at, kind, round(lasts, 3), value, glob))
     return tuple(sorted(faults, key=lambda fault: fault.at))
 
 
@@ -241,6 +293,8 @@ def _extent(dice: random.Random, kind: str, tenants: int) -> tuple[float, float]
         return dice.uniform(5, 60), step
     if kind == "suspend":
         return dice.uniform(1, 30), dice.randrange(tenants)
+    if kind == "pause":
+        return dice.uniform(1, 30), 0
     if kind == "deploy":
         return dice.uniform(0.1, 3), 0
     if kind == "upstream":

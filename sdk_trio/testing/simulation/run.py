@@ -93,7 +93,7 @@ def simulate(
         result = _run(msgspec.json.decode(plan, type=SimulationPlan), world, handlers, check)
         _require_clean(result, None)
         return _summed([result])
-    types = handled_types(_made(handlers))
+    types = handled_types(_made(handlers), required=not world.sources)
 
     def run(plan: SimulationPlan) -> Result:
         return _run(plan, world, handlers, check)
@@ -170,17 +170,17 @@ def _bare(result: Result) -> Result:
     return msgspec.structs.replace(result, story=())
 
 
-def handled_types(handlers: HandlerRegistry) -> Sequence[str]:
+def handled_types(handlers: HandlerRegistry, *, required: bool = True) -> Sequence[str]:
     """Return the handled types that have a sample, or some of each kind for a fallback.
 
     Raises:
-        NotSupportedError: there is none.
+        NotSupportedError: there is none, and one is ``required``.
     """
     samples = sample_types()
     types = [name for name in samples if name in set(handlers)]
     if not types and handlers._fallback is not None:
         types = [name for name in samples if name.startswith("order.")]
-    if not types:
+    if required and not types:
         raise NotSupportedError(
             "there is nothing to simulate: register a handler of an event type that 'events types' "
             "lists, or a fallback"

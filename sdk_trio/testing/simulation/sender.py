@@ -7,11 +7,14 @@
 """
 
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
+from typing import Any
 
+import msgspec
 import trio
 
+from ...base.times import rfc3339_of
 from ...config import Secret
 from ...events.samples import sample_body
 from ...webhooks.signed_request import SignedDelivery, sign_body
@@ -35,6 +38,24 @@ def wait_after(attempt: int, dice: random.Random) -> float:
     return backoff * dice.uniform(0.5, 1.5)
 
 
+def body_of(arrival: Arrival, sources: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> bytes:
+    """Return the body of an event's deliveries; ``sources`` are those of the world."""
+    happened = datetime.fromtimestamp(BEGIN + arrival.at, UTC)
+    if arrival.source is None:
+        return sample_body(
+            arrival.type,
+            now=happened,
+            overrides={"id": arrival.subject},
+            seed=arrival.webhook_id,
+            organization=None if arrival.tenant is None else organization_of(arrival.tenant),
+        )
+    time = rfc3339_of(happened, timespec="milliseconds")
+    data = {**sources[arrival.source][arrival.type], "id": arrival.subject}
+    if "modified_at" in data:
+        data["modified_at"] = time
+    return msgspec.json.encode({"type": arrival.type, "timestamp": time, "data": data})
+
+
 #: Opens a connection; raises OSError if that fails.
 Dial = Callable[[], Awaitable[trio.SocketStream]]
 
@@ -46,9 +67,10 @@ class Sender:
         seed: its dice.
         secret: signs the deliveries.
         path: the endpoint's.
+        make_body: returns the body of an event.
         dial: connects.
         record: writes a line of the story.
-        acknowledged: called with the id of each event that was answered 2xx.
+        acknowledged: called with the key of each event that was answered 2xx.
     """
 
     def __init__(
@@ -56,6 +78,7 @@ class Sender:
         seed: int,
         secret: Secret,
         path: str,
+        make_body: Callable[[Arrival], bytes],
         dial: Dial,
         record: Callable[..., None],
         acknowledged: Callable[[str], None],
@@ -63,6 +86,7 @@ class Sender:
         self._seed = seed
         self._secret = secret
         self._path = path
+        self._make_body = make_body
         self._dial = dial
         self._record = record
         self._acknowledged = acknowledged
@@ -74,20 +98,14 @@ class Sender:
 
     async def deliver(self, arrival: Arrival) -> None:
         """Deliver one event, with retries, until it is acknowledged or given up."""
-        dice = random.Random(f"{self._seed}/sender/{arrival.number}")
-        happened = datetime.fromtimestamp(BEGIN + arrival.at, UTC)
-        body = sample_body(
-            arrival.type,
-            now=happened,
-            overrides={"id": arrival.subject},
-            seed=arrival.webhook_id,
-            organization=None if arrival.tenant is None else organization_of(arrival.tenant),
-        )
+        own = "" if arrival.source is None else f"/{arrival.source}"
+        dice = random.Random(f"{self._seed}/sender/{arrival.number}{own}")
+        body = self._make_body(arrival)
         begun = self._disablings
         for attempt in range(1, ATTEMPTS + 1):
             # Disabling also skips pending events.
             if trio.current_time() < self._disabled_until or self._disablings != begun:
-                self._record("sender.skips", id=arrival.webhook_id)
+                self._record("sender.skips", id=arrival.key)
                 return
             if await self._try(arrival, body, dice, attempt):
                 self._failed_in_a_row = 0
@@ -101,7 +119,7 @@ class Sender:
             await self._try(arrival, body, dice, ATTEMPTS + 1)
 
     def _give_up(self, arrival: Arrival) -> None:
-        self._record("sender.gives_up", id=arrival.webhook_id)
+        self._record("sender.gives_up", id=arrival.key)
         self._failed_in_a_row += 1
         if self._failed_in_a_row >= FAILED_EVENTS:
             self._failed_in_a_row = 0
@@ -129,14 +147,14 @@ class Sender:
                 status = await self._exchange(signed, cut)
         self._record(
             "sender.delivers",
-            id=arrival.webhook_id,
+            id=arrival.key,
             type=arrival.type,
             subject=arrival.subject,
             attempt=attempt,
             answer=status,
         )
         if isinstance(status, int) and 200 <= status < 300:
-            self._acknowledged(arrival.webhook_id)
+            self._acknowledged(arrival.key)
             return True
         return False
 

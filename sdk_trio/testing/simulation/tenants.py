@@ -1,13 +1,17 @@
-"""The operator of a simulation: adds tenants, suspends and reactivates them, replays events."""
+"""The operator of a simulation: adds tenants, suspends and reactivates them, pauses and replays
+events."""
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 import trio
 
+from ...base.clock import wall
 from ...errors import SdkError
 from ...records.deliveries import DeliveryRecord, DeliveryState
 from ...runtime import Runtime
 from .audit import Auditor
+from .plan import Arrival
 
 #: The seconds that one change may take, and the wait before the operator tries again.
 PATIENCE_SECONDS = 15.0
@@ -24,23 +28,29 @@ def identifier_of(tenant: int) -> str:
     return f"tenant-{tenant}"
 
 
+def tenant_of(arrival: Arrival) -> str | None:
+    """Return the identifier of the tenant that an event belongs to, None without one."""
+    return None if arrival.tenant is None else identifier_of(arrival.tenant)
+
+
 class Operator:
-    """Changes tenants through a serving runtime, and retries until that succeeds.
+    """Changes tenants and pauses through a serving runtime, and retries until that succeeds.
 
     Args:
         runtimes: returns the runtimes that serve.
-        auditor: gets the suspensions.
+        auditor: gets the suspensions and pauses.
     """
 
     def __init__(self, runtimes: Callable[[], Sequence[Runtime]], auditor: Auditor) -> None:
         self._runtimes = runtimes
         self._auditor = auditor
         self._suspensions: dict[int, int] = {}
+        self._pauses: dict[str, int] = {}
 
     async def add(self, count: int) -> None:
         """Add the tenants."""
         for tenant in range(count):
-            await _until_done(self._try_to_add, tenant)
+            await _until_done(partial(self._try_to_add, tenant))
 
     async def _try_to_add(self, tenant: int) -> bool:
         identifier = identifier_of(tenant)
@@ -73,10 +83,7 @@ class Operator:
         self._suspensions[tenant] -= 1
         if not self._suspensions[tenant]:
             self._auditor.reactivate(identifier_of(tenant))
-            await _until_done(self._reactivate, tenant)
-
-    async def _reactivate(self, tenant: int) -> bool:
-        return await self._change(tenant, active=True)
+            await _until_done(lambda: self._change(tenant, active=True))
 
     async def _change(self, tenant: int, *, active: bool) -> bool:
         identifier = identifier_of(tenant)
@@ -88,6 +95,36 @@ class Operator:
                         return True
                     change = service.reactivate if active else service.suspend
                     await change(identifier, reason="the plan")
+                except SdkError:
+                    return False
+                return True
+        await trio.lowlevel.checkpoint()
+        return False
+
+    async def pause(self, glob: str, seconds: float) -> None:
+        """Pause events for ``seconds``; overlapping pauses of one glob end together."""
+        self._pauses[glob] = self._pauses.get(glob, 0) + 1
+        pause = self._auditor.may_pause(glob)
+        if await self._set_pause(glob, paused=True):
+            self._auditor.pause(pause)
+        await trio.sleep(seconds)
+        self._pauses[glob] -= 1
+        if not self._pauses[glob]:
+            self._auditor.may_resume(glob)
+            await _until_done(lambda: self._set_pause(glob, paused=False))
+            self._auditor.resume(glob)
+
+    async def _set_pause(self, glob: str, *, paused: bool) -> bool:
+        for runtime in self._runtimes():
+            with trio.move_on_after(PATIENCE_SECONDS):
+                store = runtime.receiver.store
+                try:
+                    if paused:
+                        await store.pause(
+                            glob, actor="operator", reason="the plan", until=None, now=wall()
+                        )
+                    else:
+                        await store.resume(glob, actor="operator", now=wall())
                 except SdkError:
                     return False
                 return True
@@ -107,8 +144,8 @@ class Operator:
         await trio.lowlevel.checkpoint()
 
 
-async def _until_done(change: Callable[[int], Awaitable[bool]], tenant: int) -> None:
+async def _until_done(change: Callable[[], Awaitable[bool]]) -> None:
     while True:
-        if await change(tenant):
+        if await change():
             return
         await trio.sleep(AGAIN_SECONDS)

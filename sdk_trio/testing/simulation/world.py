@@ -1,6 +1,7 @@
 """The simulation of one seed: a world in one ``trio.run`` that executes a plan, and the auditor's
 verdict."""
 
+import functools
 import hashlib
 import os
 import random
@@ -17,19 +18,20 @@ import trio
 from ...client.client import Client
 from ...config import Secret, Settings
 from ...errors import SdkError
-from ...records.deliveries import DeliveryRecord, DeliveryState
+from ...events.lifecycle import stored_state
+from ...records.deliveries import DeliveryRecord, DeliveryState, key_of, signer_of
 from ...runtime import Runtime
 from ...webhooks import HandlerRegistry
 from .audit import FINAL, Auditor, Violation
 from .disk import Disk, SimulatedFiles
 from .feed import TOKEN, TOKEN_VARIABLE, FeedClient
-from .host import Host, held_in_memory, records_of, remembers_outcome
+from .host import Host, held_in_memory, records_of, remembers_outcome, secret_of
 from .journal import Journal, Line
 from .machine import Machine, SimulatedOpener
-from .plan import Fault, SimulationPlan, Trouble, World
+from .plan import Arrival, Fault, SimulationPlan, Trouble, World
 from .scheduler import Hosts, deterministic
-from .sender import Sender
-from .tenants import Operator, identifier_of
+from .sender import Sender, body_of
+from .tenants import Operator, tenant_of
 from .threads import NO_DELAY, Delay, InlineExecutor
 from .upstream import SimulatedUpstream
 from .virtual import VirtualTime, seeded
@@ -109,8 +111,13 @@ class Simulation:
         #: Seconds by which the wall clock of the hosts is wrong.
         self.clock_step: float = 0.0
         self._found: Sequence[DeliveryRecord] = ()
+        self._policies = [each.policy for each in handlers().registrations]
+        rates = [each.rate_per_minute for each in self._policies]
+        # The seconds between two runs of the handler with the lowest rate.
+        self._slowest: float = max((60.0 / rate for rate in rates if rate), default=0.0)
         self.nursery: trio.Nursery
-        self._troubles = {each.webhook_id: each.troubles for each in plan.arrivals}
+        self._troubles = {each.key: each.troubles for each in plan.arrivals}
+        self._events = {each.key: each for each in plan.arrivals}
         self._dice = random.Random(f"{plan.seed}/threads")
         self._network_dice = random.Random(f"{plan.seed}/network")
         self._orphans: dict[str, str] = {}
@@ -200,17 +207,23 @@ class Simulation:
         """Return a client of the upstream; None without one."""
         return None if self._upstream is None else Client(settings, self._upstream)
 
-    def trouble(self, webhook_id: str, run: int) -> Trouble | None:
+    def trouble(self, key: str, run: int) -> Trouble | None:
         """Return the trouble of an event's handler in its run number ``run``, counted from 0."""
-        troubles = self._troubles.get(webhook_id, ())
+        troubles = self._troubles.get(key, ())
         return troubles[run] if run < len(troubles) else None
 
     def _note(self, event: str, fields: dict[str, Any], host: str) -> None:
         """Note an event of the runtime's log."""
-        if event == "webhook.handled":
-            self.auditor.handled(str(fields["webhook_id"]), host)
-        elif event == "webhook.parked":
-            self.auditor.parked.add(str(fields["webhook_id"]))
+        if event in ("webhook.handled", "webhook.parked"):
+            source = fields.get("source")
+            key = key_of(str(fields["webhook_id"]), source and signer_of(source))
+            if event == "webhook.handled":
+                self.auditor.handled(key, host)
+            else:
+                self.auditor.parked.add(key)
+
+    def _body_of(self, arrival: Arrival) -> bytes:
+        return body_of(arrival, self.world.sources)
 
     # -- the course of the world -------------------------------------------------------------
 
@@ -222,18 +235,28 @@ class Simulation:
         self.auditor.remembers = self._remembers
         self._operator = Operator(self._runtimes, self.auditor)
         self._feed = FeedClient(self.plan.seed, self.members[0], self.auditor, self.record)
-        self.auditor.tenants = {
-            each.webhook_id: identifier_of(each.tenant)
-            for each in self.plan.arrivals
-            if each.tenant is not None
-        }
-        self.sender: Sender = Sender(
-            self.plan.seed, self.secret, _PATH, self._dial, self.record, self.auditor.acknowledge
+        self.auditor.events = self._events
+        self.auditor.tenant_of = tenant_of
+        self.auditor.changed_at = functools.cache(
+            lambda key: stored_state(self._body_of(self._events[key])).changed_at
         )
+        self.senders: dict[str | None, Sender] = {
+            source: Sender(
+                self.plan.seed,
+                self.secret if source is None else secret_of(source),
+                _PATH if source is None else f"/hooks/{source}",
+                self._body_of,
+                self._dial,
+                self.record,
+                self.auditor.acknowledge,
+            )
+            for source in (None, *self.world.sources)
+        }
         async with trio.open_nursery() as self.nursery:
             for member in self.members:
                 self.nursery.start_soon(member.run)
-            with trio.move_on_after(LONGEST_REST_SECONDS + self.plan.end) as self._limit:
+            longest = LONGEST_REST_SECONDS + self._slowest * len(self.plan.arrivals)
+            with trio.move_on_after(longest + self.plan.end) as self._limit:
                 await self._operator.add(self.world.tenants)
                 async with trio.open_nursery() as clients:
                     if self.world.feed:
@@ -264,12 +287,14 @@ class Simulation:
     async def _unfold(self) -> None:
         async with trio.open_nursery() as nursery:
             for arrival in self.plan.arrivals:
-                nursery.start_soon(self._at, arrival.at, self.sender.deliver, arrival)
+                deliver = self.senders[arrival.source].deliver
+                nursery.start_soon(self._at, arrival.at, deliver, arrival)
             async with trio.open_nursery() as faults:
                 for fault in self.plan.faults:
                     faults.start_soon(self._at, fault.at, self._happen, fault)
             await trio.sleep_until(self.plan.end)
-            self.sender.calm = True
+            for sender in self.senders.values():
+                sender.calm = True
             self.record("world.calm")
 
     async def _at(self, at: float, function: Any, argument: Any) -> None:
@@ -328,15 +353,21 @@ class Simulation:
             case "upstream":
                 self._upstream_until = max(self._upstream_until, fault.end)
             case "clock":
-                self.clock_step += fault.value
+                self._step_clock(fault.value)
                 await trio.sleep(fault.seconds)
-                self.clock_step -= fault.value
+                self._step_clock(-fault.value)
             case "suspend":
                 await self._operator.suspend(int(fault.value), fault.seconds)
+            case "pause":
+                await self._operator.pause(fault.glob, fault.seconds)
             case "full" | "sync" | "read":
                 self.auditor.fault(fault.end)
                 self.disk.ends[fault.kind] = max(fault.end, self.disk.ends.get(fault.kind, 0.0))
                 await trio.sleep_until(fault.end)
+
+    def _step_clock(self, seconds: float) -> None:
+        self.clock_step += seconds
+        self.auditor.step_clock(seconds)
 
     async def _crash(self, fault: Fault, victims: Sequence[Host]) -> None:
         self._power_fails = fault.kind == "power"
@@ -390,7 +421,7 @@ class Simulation:
             if waits > self._longest_wait():
                 self.auditor.find("late_retry", f"a retry is planned {waits:.0f} s ahead")
                 return
-            if self.time.now() - since > STUCK_SECONDS + waits:
+            if self.time.now() - since > STUCK_SECONDS + waits + self._slowest:
                 return
 
     def _runtimes(self) -> list[Runtime]:
@@ -412,6 +443,7 @@ class Simulation:
 
     def _longest_wait(self) -> float:
         caps = [each.settings.webhooks.queue.retry_cap_seconds for each in self._runtimes()]
+        caps += [each.retry.cap for each in self._policies if each.retry is not None]
         return max(caps, default=0.0) + RETRY_SLACK_SECONDS
 
     async def _records(self) -> list[DeliveryRecord] | None:
