@@ -7,7 +7,7 @@ import sys
 import apsw
 import pytest
 import trio
-from planted_bugs import BUGS, handlers, handlers_for, look_for, make_upstream
+from planted_bugs import BUGS, LIMITS, SOURCES, handlers, handlers_for, look_for, make_upstream
 
 from sdk_trio import HandlerRegistry
 from sdk_trio.errors import NotSupportedError
@@ -36,6 +36,7 @@ KINDS = {
     "tenants of two processes": (World(tenants=2, processes=2), 12),
     "feed": (World(feed=True), 13),
     "upstream": (World(upstream=make_upstream), 14),
+    "policies and sources": (World(sources=SOURCES), 15),
 }
 
 #: Prints what identifies the whole course of one seed of each kind of world.
@@ -121,7 +122,18 @@ QUICK = {
     "suspension_ignored",
     "tenant_of_another",
     "feed_repeats",
+    "pause_ignored",
+    "held_after_resume",
+    "concurrency_ignored",
+    "newest_state_superseded",
+    "sources_share_ids",
 }
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.plant.__name__)
+def test_each_planted_bug_still_changes_what_it_names(bug):
+    with bug.plant():
+        pass
 
 
 @pytest.mark.parametrize(
