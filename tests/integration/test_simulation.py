@@ -7,7 +7,7 @@ import sys
 import apsw
 import pytest
 import trio
-from planted_bugs import BUGS, LIMITS, SOURCES, handlers, handlers_for, look_for, make_upstream
+from planted_bugs import BUGS, SOURCES, handlers, handlers_for, look_for, make_upstream
 
 from sdk_trio import HandlerRegistry
 from sdk_trio.errors import NotSupportedError
