@@ -125,7 +125,6 @@ QUICK = {
     "pause_ignored",
     "held_after_resume",
     "concurrency_ignored",
-    "newest_state_superseded",
     "sources_share_ids",
 }
 
