@@ -124,7 +124,6 @@ QUICK = {
     "feed_repeats",
     "pause_ignored",
     "held_after_resume",
-    "concurrency_ignored",
     "sources_share_ids",
 }
 
