@@ -199,6 +199,7 @@ class GapWatch:
         except (SdkError, trio.TooSlowError) as error:
             reason = str(error) or f"the upstream did not answer within {CHECK_SECONDS:g} s"
             _log.warning("reconciliation.watch_failed", **_fields(tenant), error=reason)
+            await trio.lowlevel.checkpoint()
             return
         if not endpoints or not self._options.by_state or key in self._catching_up:
             return

@@ -12,7 +12,6 @@ never exceeds the channel's size, so ``send_nowait`` cannot fail.
 """
 
 from collections.abc import Callable
-from contextlib import suppress
 from math import inf
 
 import trio
@@ -348,6 +347,7 @@ class WorkerPool:
         self._free_slot()
         try:
             if lease.lost:
+                await trio.lowlevel.checkpoint()
                 return
             lease.runs = True
             # The start of a run whose lease may have expired is awaited: it fails if another
@@ -401,9 +401,8 @@ class WorkerPool:
         """
         queued = [] if self._ahead is None else [self._ahead]
         self._ahead = None
-        with suppress(trio.WouldBlock, trio.EndOfChannel):
-            while True:
-                queued.append(self._receive.receive_nowait())
+        buffered = self._receive.statistics().current_buffer_used
+        queued.extend(self._receive.receive_nowait() for _ in range(buffered))
         waiting: dict[str, HeldLease] = {}
         for *_, lease in queued:
             self._free_slot()

@@ -122,7 +122,9 @@ class QueuedRuns:
                 # The current state of the tenant counts: it may have changed since the acceptance.
                 tenant = await retry_until_stored(lambda: self._parking.tenant_of(delivery))
             if self._pauses.active and self._pauses.holds(delivery.type, delivery.signer):
-                return Released()  # the pause began while a thread or the start was awaited
+                # The pause began while a thread or the start was awaited.
+                await trio.lowlevel.checkpoint()
+                return Released()
             has_started = True
             return await self._run_started(arrival, lease, handler, tenant, attempt)
         except StoreLostError as error:  # the tenant cannot be looked up
