@@ -122,7 +122,7 @@ coverage: $(VENV)/.installed-dev
 emulators: tests/emulators/.installed
 
 # The default configuration beside FastAPI, and all other rows, written into the page on
-# performance: a quarter of an hour. QUICK=1: two minutes, only printed; ROWS="everyday full": these.
+# performance: half an hour. QUICK=1: five minutes, only printed; ROWS="everyday full": these.
 bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/bench.py $(if $(QUICK),--quick) $(if $(ROUNDS),--rounds $(ROUNDS)) \
 		$(if $(ROWS),--rows $(ROWS))

@@ -55,6 +55,19 @@ html_theme_options = {
 #: The pages beside those that the index lists, by the caption of the navigation.
 _OTHERS = {"Project": ["README", "CHANGELOG", "CONTRIBUTING", "SECURITY", "benchmarks/README"]}
 
+#: What users search for, by the page that answers it, where its title has other words. The search
+#: leaves out numbers elsewhere.
+SEARCHED = {
+    "docs/how-to/alerts": ["alerts", "be alerted"],
+    "docs/how-to/back-up-the-receiver": ["backup", "backups"],
+    "docs/how-to/handlers": ["first handler", "write a handler"],
+    "docs/how-to/incidents": ["400", "503", "events get 400", "400 signature", "missing event"],
+    "docs/how-to/policies": ["pause a type", "limit concurrency"],
+    "docs/how-to/postgresql": ["several hosts", "several hosts postgresql", "high availability"],
+    "docs/how-to/source-stripe": ["receive stripe webhooks"],
+    "docs/how-to/test-handlers": ["test a handler", "test handler", "testing"],
+    "docs/reference/cli-events": ["replay dead letters", "dead letter", "replay"],
+}
 
 #: A picture for light and dark, as code hosts show it; the site's own switch needs two images.
 _PICTURE = re.compile(
@@ -64,24 +77,28 @@ _PICTURE = re.compile(
 
 def setup(app: Any) -> dict[str, bool]:
     """Let Sphinx call the functions below."""
-    app.connect("env-get-outdated", _read_index_again)
+    app.connect("env-get-outdated", _read_again)
     app.connect("source-read", _read_source)
     app.connect("html-page-context", _link_to_source)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 
 
-def _read_index_again(*_: object) -> list[str]:
-    """Return the index, whose navigation changes with the folder of decisions."""
-    return [INDEX]
+def _read_again(*_: object) -> list[str]:
+    """Return the pages that change with this file, or with the folder of decisions."""
+    return [INDEX, *SEARCHED]
 
 
 def _read_source(_: Any, document: str, source: list[str]) -> None:
-    """Point links to the folder of decisions at their list; give the index its navigation."""
+    """Point links to decisions at their list; give pages searched words, the index navigation."""
     if document == "README":
         source[0] = source[0].replace("](docs/adr/)", "](docs/README.md#decisions)")
     source[0] = _PICTURE.sub(
         r"![\1](\2-light.svg){.only-light}\n![\1](\2-dark.svg){.only-dark}", source[0]
     )
+    if searched := SEARCHED.get(document):
+        title, _, text = source[0].partition("\n")
+        entries = ", ".join(f"! {words}" for words in searched)
+        source[0] = f"{title}\n\n```{{index}} {entries}\n```\n{text}"
     if document == INDEX:
         text = source[0].replace("](adr/)", "](#decisions)")
         source[0] = f"{text}\n{navigation(text)}"

@@ -36,7 +36,8 @@ from sdk_trio.cli.parse import UsageError, parse
 ROOT = Path(__file__).parents[2]
 PAGES = [
     ROOT / "README.md",
-    ROOT / "CONTRIBUTING.md",
+    *(ROOT / f"{page}.md" for page in ("CHANGELOG", "CONTRIBUTING", "SECURITY")),
+    ROOT / "benchmarks" / "README.md",
     *sorted(
         page
         for page in ROOT.glob("docs/**/*.md")

@@ -46,6 +46,16 @@ def test_the_navigation_has_every_page_and_every_decision():
     assert shown == pages
 
 
+def test_a_page_that_has_searched_words_is_on_the_site_and_shows_them():
+    conf = load("conf")
+    for page, searched in conf.SEARCHED.items():
+        text = [(ROOT / f"{page}.md").read_text("utf-8")]
+        conf._read_source(None, page, text)
+        title, index, *_ = text[0].split("\n\n")
+        assert title.startswith("# ")
+        assert index == f"```{{index}} {', '.join(f'! {words}' for words in searched)}\n```"
+
+
 def test_assistants_get_rules_and_every_page_as_markdown():
     text = load("build").llms_text((ROOT / "docs/README.md").read_text("utf-8"))
     assert text.startswith("# sdk_trio\n\n> ")
