@@ -301,7 +301,7 @@ class AlertWatch:
         """Forget the state, which another host has from now on, except an outage without a row."""
         self._was_in_charge = self._loaded = False
         self._unsaved_alerts &= {OUTAGE}
-        self._alerts = {name: self._alerts[name] for name in self._unsaved_alerts}
+        self._alerts = {name: self._alerts[name] for name in sorted(self._unsaved_alerts)}
         for key, message in list(self._messages.items()):
             if message.alert not in self._alerts:
                 self._drop(key)

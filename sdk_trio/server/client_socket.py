@@ -174,9 +174,11 @@ class ClientSocket:
             OSError: the connection is broken.
         """
         try:
-            return self._socket.recv(self.limits.read_bytes)
+            data = self._socket.recv(self.limits.read_bytes)
         except BlockingIOError:
             return None
+        self._idle = False
+        return data
 
     def stop_reading(self) -> None:
         """End the wait of a reader with :class:`Expired`, and every later one."""

@@ -354,7 +354,7 @@ class ClaimsFile:
         self._free = list(range(SLOTS, 0, -1))
         self._spent: list[int] = []
         # Free slots that still have the key of a recorded run.
-        self._stale: set[int] = set()
+        self._stale: dict[int, None] = {}
         self.ended: dict[str, EndedRun] = {}
         content = bytearray(_MAGIC.ljust(_SIZE, b"\0"))
         for run in left[-MOST_ENDED:]:
@@ -405,7 +405,7 @@ class ClaimsFile:
         except OSError:
             self._free.append(slot)
             return None
-        self._stale.discard(slot)
+        self._stale.pop(slot, None)
         return slot
 
     def free(self, slot: int) -> None:
@@ -413,14 +413,14 @@ class ClaimsFile:
 
         Its key may stay in the file: a start finds it in the store, too.
         """
-        self._stale.add(slot)
+        self._stale[slot] = None
         self._free.append(slot)
 
     def clear_stale(self) -> None:
         """Clear the free slots, before the store may forget the keys that they still have."""
         while self._stale:
             try:
-                _write_at(self._descriptor, _NOTHING, self._stale.pop() * _SLOT)
+                _write_at(self._descriptor, _NOTHING, self._stale.popitem()[0] * _SLOT)
             except OSError:
                 return  # one key may be taken for that of a run that ended the process
 

@@ -211,7 +211,7 @@ async def test_a_file_that_is_no_database_is_named_and_left_alone(tmp_path):
     file = tmp_path / f"{TENANT}.db"
     file.write_bytes(b"no database " * 100)
     async with opened(tmp_path) as databases:
-        with pytest.raises(StoreUnavailableError, match=f"{TENANT}.db failed: it is no SQLite"):
+        with pytest.raises(StoreUnavailableError, match=f"{TENANT}.db failed: it is not a SQLite"):
             await databases.run(TENANT, create)
         await databases.run(OTHER, create)
     assert file.read_bytes() == b"no database " * 100
