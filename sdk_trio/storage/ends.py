@@ -53,7 +53,8 @@ class UnawaitedEnds:
         self._ends[run.token] = UnawaitedEnd(key, run, unit)
 
     def _forget(self, end: UnawaitedEnd) -> None:
-        del self._ends[end.run.token]
+        # `post` may have forgotten it while `repeat_failed` was on its way through the ends.
+        self._ends.pop(end.run.token, None)
         self._pending.discard(end.run.token)
 
     @property
