@@ -113,7 +113,7 @@ def fresh(bench: Bench) -> Runs:
     for number, server in bench.rounds((INLINE, ENQUEUED, FASTAPI, DURABLE, FLOOR)):
         with bench.serving(server) as process:
             process.settle()
-            found = _at_500(bench, process, number, fresh=True)
+            found = at_500(bench, process, number, fresh=True)
         runs["500"].setdefault(server.name, []).append(found)
     return runs
 
@@ -136,7 +136,7 @@ def history(bench: Bench) -> Runs:
                 bench.say(f"round {number + 1}: {case}")
                 with bench.serving(server, copies.get(case)) as process:
                     process.settle()
-                    found = _at_500(bench, process, number)
+                    found = at_500(bench, process, number)
                 runs[case].setdefault(server.name, []).append(found)
     return runs
 
@@ -155,7 +155,7 @@ def after(bench: Bench) -> Runs:
                 elif case == "rested":
                     time.sleep(10.0)
                     process.settle()
-                found = _at_500(bench, process, number)
+                found = at_500(bench, process, number)
                 runs[case].setdefault(server.name, []).append(found)
     return runs
 
@@ -205,7 +205,7 @@ def finished(bench: Bench) -> Runs:
                 bench.say(f"round {number + 1}: {case}")
                 with bench.serving(server, data if case == "full" else None) as process:
                     process.settle()
-                    found = _load_closed(bench, process)
+                    found = load_closed(bench, process)
                 runs[case].setdefault(server.name, []).append(found)
     return runs
 
@@ -219,7 +219,7 @@ def backlog(bench: Bench) -> Runs:
         bench.say(f"round {number + 1}: fresh")
         with bench.serving(server) as process:
             process.settle()
-            runs["fresh"].setdefault(server.name, []).append(_load_closed(bench, process))
+            runs["fresh"].setdefault(server.name, []).append(load_closed(bench, process))
         bench.say(f"round {number + 1}: waiting")
         with copied(stored, bench.directory) as data, bench.serving(server, data) as process:
             runs["waiting"].setdefault(server.name, []).append(_process_backlog(bench, process))
@@ -292,7 +292,7 @@ GROUPS: Mapping[str, Callable[[Bench], Runs]] = {
 }
 
 
-def _at_500(bench: Bench, process: Process, seed: int, *, fresh: bool = False) -> Figures:
+def at_500(bench: Bench, process: Process, seed: int, *, fresh: bool = False) -> Figures:
     sent = {"warm_up": bench.scale.warm_up, "seconds": bench.scale.seconds, "fresh": fresh}
     return latencies(send(process, rate=500, seed=seed, connections=CONNECTIONS, **sent))
 
@@ -302,11 +302,11 @@ def _closed(bench: Bench, names: Sequence[str], most: int = 99) -> Runs:
     for _, server in bench.rounds(names, most):
         with bench.serving(server) as process:
             process.settle()
-            runs["all"].setdefault(server.name, []).append(_load_closed(bench, process))
+            runs["all"].setdefault(server.name, []).append(load_closed(bench, process))
     return runs
 
 
-def _load_closed(bench: Bench, process: Process) -> Figures:
+def load_closed(bench: Bench, process: Process) -> Figures:
     """Load a server fully; measure until the last response and the last end of an event."""
     scale = bench.scale
     found = send(
