@@ -29,9 +29,9 @@ _NUMBERS = itertools.count()
 #: For tests with the fixture ``store`` that also run on a server.
 on_every_store = pytest.mark.parametrize("store", ["Memory", "Sqlite", "Postgres"], indirect=True)
 
-#: Major versions beside the machine's own that `make emulators` installs: the oldest supported one,
-#: and the newest ones.
-FURTHER_VERSIONS = ("13", "17", "18")
+#: Major versions beside the machine's own, on which the contracts of stores are tested too: the
+#: oldest supported one, and the newest one. `make emulators` installs them.
+FURTHER_VERSIONS = ("13", "18")
 
 #: The names of a processor in packages of npm.
 _NPM_PROCESSORS = {"x86_64": "x64", "aarch64": "arm64"}
@@ -75,7 +75,7 @@ _SETTINGS = {
 def binaries(version: str = "") -> Path | None:
     """The directory of the server's programs; None if there is none on this machine.
 
-    With one of :data:`FURTHER_VERSIONS` those of `make emulators`, which can make no standby.
+    With a version those of `make emulators`, which can make no standby.
     """
     if version:
         processor = _NPM_PROCESSORS.get(platform.machine(), platform.machine())
