@@ -93,7 +93,8 @@ METRICS: Final = (
     Metric(
         "sdk_webhook_deliveries_total",
         "counter",
-        "Results of deliveries; one delivery may count under several results.",
+        "Results of deliveries; one delivery may count under several results. Those of a source "
+        "have the label source, except leases that were given up.",
         ("result",),
     ),
     Metric(

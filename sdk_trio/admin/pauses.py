@@ -59,13 +59,13 @@ class PauseAnswerer:
         """Pause the events of a glob; return all pauses. Answer 409 if ``until`` has passed.
 
         Raises:
-            BadQueryError: the request is not understood.
+            BadQueryError: the request is not understood, or the source is not configured.
         """
         wanted: PauseRequest = parse_request(body, PauseRequest)
         check_line("reason", wanted.reason, LONGEST_REASON)
         if (wrong := glob_problem(wanted.type)) is not None:
             raise BadQueryError(f"type: {wrong}")
-        check_source(wanted.source)
+        self._check_configured(wanted.source)
         given = {} if wanted.until is None else {"until": wanted.until}
         until, now = parse_moment(given, "until"), self._clock()
         if until is not None and until <= now:
@@ -100,6 +100,13 @@ class PauseAnswerer:
             return problem(404, "this type is not paused")
         self._actions.note("resume", actor=actor, address=address, ids=ended)
         return document(200, await self._shown_active())
+
+    def _check_configured(self, source: str | None) -> None:
+        """Raise :class:`BadQueryError` for a source without settings: its pause holds nothing."""
+        known = self._observed.source_names()
+        if source is not None and source not in known:
+            names = ", ".join(known) or "none"
+            raise BadQueryError(f"source: Sdk:Sources has no such source; it has {names}")
 
     async def _shown_active(self) -> list[dict[str, Any]]:
         now = self._clock()

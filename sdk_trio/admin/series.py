@@ -52,7 +52,7 @@ def totals_of(samples: Iterable[Sample]) -> Totals:
         if sample.name == _DELIVERIES:
             result = sample.labels[0][1]
             if result in results:
-                results[result] = sample.value
+                results[result] += sample.value  # of each source
         elif sample.name == _SECONDS:
             bound = float(dict(sample.labels)["le"])
             buckets[bound] = buckets.get(bound, 0) + sample.value

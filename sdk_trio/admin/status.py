@@ -6,7 +6,7 @@ counting the rows of a large store uses a few per cent of one reader thread at m
 """
 
 import shutil
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from math import inf
 from pathlib import Path
@@ -91,6 +91,10 @@ class RunningProgram(Protocol):
 
     def status(self) -> Mapping[str, Any]:
         """Return the current addresses and figures for ``GET /api/status``."""
+        ...
+
+    def source_names(self) -> Sequence[str]:
+        """Return the names of the configured sources, without the upstream."""
         ...
 
     def wake(self) -> None:

@@ -3,7 +3,8 @@
 Each minute it reads the endpoints of every account. The decisions are in ``gap.py``.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
@@ -11,7 +12,7 @@ import attrs
 import trio
 
 from ..base.clock import wall
-from ..base.logs import get_logger
+from ..base.logs import Throttle, get_logger
 from ..base.throttle import longest_wait
 from ..config import Settings
 from ..errors import SdkError, StoreUnavailableError, UnknownTenantError
@@ -46,6 +47,11 @@ DELIVERY_TRIES = 2
 
 #: The wait after a catch-up that failed doubles from ``WATCH_SECONDS`` to so many seconds.
 LONGEST_RETRY_SECONDS = 900.0
+
+#: A check that keeps failing is logged at once, then after so many seconds, and then after twice as
+#: long each time, up to the second value.
+LOGGED_AGAIN_SECONDS = 900.0
+LONGEST_UNLOGGED_SECONDS = 14_400.0
 
 #: Progress is logged after so many pages.
 LOG_EVERY_PAGES = 10
@@ -156,6 +162,16 @@ class GapWatch:
         #: Whether the upstream answered the host's last check; None: there was none.
         self.answers: bool | None = None
         self._delivery_failures = 0
+        self._throttle = Throttle(
+            lines=1,
+            seconds=LOGGED_AGAIN_SECONDS,
+            longest=LONGEST_UNLOGGED_SECONDS,
+            clock=trio.current_time,
+        )
+        # By account, how often its endpoint was found enabled after a failure: the next failure is
+        # logged at once.
+        self._recoveries: Counter[str | None] = Counter()
+        self._failing: set[str | None] = set()
 
     @property
     def disabled(self) -> int | None:
@@ -182,7 +198,7 @@ class GapWatch:
             self._accounts = [_key(tenant) for tenant in accounts]
             await self._leave_others()
         except SdkError as error:
-            _log.warning("reconciliation.watch_failed", error=str(error))
+            self._log_failure("watch_failed", None, type(error), error=str(error))
             await trio.lowlevel.checkpoint()
             return
         async with trio.open_nursery() as checks:
@@ -198,15 +214,30 @@ class GapWatch:
                     endpoints = await self.check(tenant)
         except (SdkError, trio.TooSlowError) as error:
             reason = str(error) or f"the upstream did not answer within {CHECK_SECONDS:g} s"
-            _log.warning("reconciliation.watch_failed", **_fields(tenant), error=reason)
+            # The text may have parts that change, such as the time of the next attempt.
+            kind = type(error), getattr(error, "status", None)
+            self._log_failure("watch_failed", tenant, kind, error=reason)
             await trio.lowlevel.checkpoint()
             return
+        if endpoints and key in self._failing:
+            self._failing.discard(key)
+            self._recoveries[key] += 1
         if not endpoints or not self._options.by_state or key in self._catching_up:
             return
         _, again_at = self._failures.get(key, (0, 0.0))
         if self._states[key].run is not None and trio.current_time() >= again_at:
             self._catching_up[key] = trio.CancelScope()
             nursery.start_soon(self._keep_catching_up, tenant, endpoints)
+
+    def _log_failure(
+        self, event: str, tenant: Tenant | None, kind: Hashable, **fields: object
+    ) -> None:
+        """Log a failed check, unless one of this kind was logged recently."""
+        key = _key(tenant)
+        self._failing.add(key)
+        extra = self._throttle.fields((event, key, kind, self._recoveries[key]))
+        if extra is not None:
+            _log.warning(f"reconciliation.{event}", **_fields(tenant), **fields, **extra)
 
     async def _leave_others(self) -> None:
         """End the catch-ups of tenants that are no longer accounts; forget purged tenants."""
@@ -223,6 +254,8 @@ class GapWatch:
                     await self._inbox.write_checkpoint(state_name(key), None, term=self._term)
             del self._states[key]
             self._failures.pop(key, None)
+            self._failing.discard(key)
+            del self._recoveries[key]
 
     async def check(self, tenant: Tenant | None) -> tuple[ReadEndpoint, ...]:
         """Read the endpoints of an account and note a gap; return the enabled ones.
@@ -283,7 +316,7 @@ class GapWatch:
             return
         if not self._is_ready():
             # Its first deliveries would fail, and the upstream would disable it again.
-            _log.warning("reconciliation.reenable_postponed", **_fields(tenant), reason="not ready")
+            self._log_failure("reenable_postponed", tenant, None, reason="not ready")
             return
         # Stored first: a crash must not make it happen more often than once an hour.
         await self._save(tenant, attrs.evolve(state, reenabled_at=now))

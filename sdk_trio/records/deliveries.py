@@ -43,6 +43,11 @@ def key_of(webhook_id: str, signer: str | None) -> str:
     return f"{webhook_id}.{signer}" if signer else webhook_id
 
 
+def signer_of_key(key: str) -> str:
+    """Return the signer in a key, "" for the host."""
+    return key.partition(".")[2]
+
+
 def signer_of(source: str) -> str:
     """Return the signer of a source's deliveries, ``@NAME``."""
     return f"{SOURCE_MARK}{source}"

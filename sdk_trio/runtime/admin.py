@@ -7,7 +7,7 @@ would turn a risk into a loss. The process is degraded, which ``/healthz``, the 
 alerts show.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -250,6 +250,10 @@ class AdminServer:
             "draining": runtime.draining,
             "deliveries": dict(runtime.deliveries),
         }
+
+    def source_names(self) -> Sequence[str]:
+        """Return the names of the configured sources, without the upstream."""
+        return [source.name for source in self._runtime.settings.sources]
 
     # -- checks ------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from ..events.lifecycle import stored_state
+from ..records.deliveries import signer_of_key
 from ..records.synthetic import is_synthetic
 
 #: The most by which the upstream's clock is expected to be ahead of this host's, in seconds. A
@@ -43,11 +44,6 @@ def time_of_state(raw: bytes | None, by: float) -> float | None:
     return at if at is not None and at <= by + SKEW_SECONDS else None
 
 
-def signer_of(key: str) -> str:
-    """Return the signer in a key, "" for the host."""
-    return key.partition(".")[2]
-
-
 def coalesce(
     first: WaitingEvent, others: Iterable[WaitingEvent]
 ) -> tuple[WaitingEvent, Sequence[WaitingEvent]]:
@@ -70,7 +66,7 @@ def _may_replace(each: WaitingEvent, first: WaitingEvent) -> bool:
     return (
         each.sequence != first.sequence
         and each.type == first.type
-        and signer_of(each.key) == signer_of(first.key)
+        and signer_of_key(each.key) == signer_of_key(first.key)
         and (each.changed_at is None) == (first.changed_at is None)
         and not is_synthetic(each.key)
     )

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Final
 
 from ..base.telemetry import Histogram, Sample
+from ..records.deliveries import source_of_signer
 from .verdict import Cause
 
 #: Every result that is counted. The set is closed: each label value is a permanent time series, and
@@ -54,7 +55,7 @@ OTHER_TYPE: Final = "other"
 
 
 class Counters:
-    """Counters of deliveries by result (``sdk_webhook_deliveries_total{result}``).
+    """Counters of deliveries by result (``sdk_webhook_deliveries_total{result}``), and by source.
 
     Args:
         types: the event types that are measured by their name; all others count as one.
@@ -64,7 +65,9 @@ class Counters:
     def __init__(
         self, types: Iterable[str] = (), of_sources: Mapping[str, Iterable[str]] | None = None
     ) -> None:
+        # Of all senders, and the part of each source.
         self._counts: Counter[str] = Counter()
+        self._counts_of_sources: Counter[tuple[str, str]] = Counter()
         self._refusals: Counter[str] = Counter()
         self._refusals_of_sources: Counter[tuple[str, str]] = Counter()
         self._types = frozenset(types)
@@ -73,9 +76,11 @@ class Counters:
         self._inline: dict[str, Histogram] = {}
         self._queued: dict[str, Histogram] = {}
 
-    def count(self, result: str, number: int = 1) -> None:
-        """Count ``number`` more of ``result``."""
+    def count(self, result: str, number: int = 1, *, signer: str = "") -> None:
+        """Count ``number`` more of ``result``; ``signer`` is that of the delivery, if known."""
         self._counts[result] += number
+        if signer and (source := source_of_signer(signer)) is not None:
+            self._counts_of_sources[source, result] += number
 
     def count_refusal(self, cause: str, source: str | None = None) -> None:
         """Count one more request that was not answered 200; ``cause`` is one of ``CAUSES``.
@@ -109,14 +114,23 @@ class Counters:
 
     @property
     def values(self) -> Mapping[str, int]:
-        """Return the counts so far as a live, read-only view."""
+        """Return the counts of all senders so far as a live, read-only view."""
         return MappingProxyType(self._counts)
 
     def samples(self) -> Iterator[Sample]:
         """Return the metrics of deliveries, of refusals, and of the time that handlers take."""
+        others = Counter(self._counts)
+        for (_, result), number in self._counts_of_sources.items():
+            others[result] -= number
         for result in RESULTS:
             labels = (("result", result),)
-            yield Sample("sdk_webhook_deliveries_total", labels, self._counts[result])
+            yield Sample("sdk_webhook_deliveries_total", labels, others[result])
+        # All results: the rule for rejections compares them with the handled ones.
+        for source in sorted({source for source, _ in self._counts_of_sources}):
+            for result in RESULTS:
+                number = self._counts_of_sources[source, result]
+                of_source = (("result", result), ("source", source))
+                yield Sample("sdk_webhook_deliveries_total", of_source, number)
         for cause in CAUSES:
             labels = (("cause", cause),)
             yield Sample("sdk_webhook_refusals_total", labels, self._refusals[cause])

@@ -233,7 +233,7 @@ class Endpoint:
             webhook_id = verified.delivery.webhook_id
             answer = await self._route(verified, request.expiry)
         except StoreUnavailableError as error:
-            self._counters.count("unavailable")
+            self._counters.count("unavailable", signer=screened.signer)
             extra = self._throttle.fields("store")
             if extra is not None:
                 _log.store_unavailable(error, webhook_id=webhook_id, **extra)
@@ -254,7 +254,7 @@ class Endpoint:
         not undone.
         """
         if self.paths is None or self.draining:
-            self._counters.count("refused")
+            self._counters.count("refused", signer=arrival.delivery.signer)
             cause = "draining" if self.draining else "not_running"
             extra = self._throttle.fields(cause)
             if extra is not None:
@@ -294,7 +294,8 @@ class Endpoint:
         screened: Screened,
         body: bytes | None = None,
     ) -> Answer:
-        self._counters.count("rejected" if refusal.is_rejection else "refused")
+        result = "rejected" if refusal.is_rejection else "refused"
+        self._counters.count(result, signer=screened.signer)
         self._note(refusal, headers, screened, body)
         return refusal.answer
 

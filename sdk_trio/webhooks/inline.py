@@ -242,7 +242,7 @@ class InlineRuns:
         if delivery.raw != in_flight.raw:
             await self._inbox.keep_other(delivery)
             self._recorder.report_different_body(delivery)
-        self._counters.count("duplicate")
+        self._counters.count("duplicate", signer=delivery.signer)
         return in_flight.answer or BUSY
 
     async def _end_of(self, in_flight: InFlight) -> None:
@@ -251,7 +251,7 @@ class InlineRuns:
         await in_flight.ended.wait()
 
     async def _refuse(self, cause: str, delivery: NewDelivery) -> Answer:
-        self._counters.count("refused")
+        self._counters.count("refused", signer=delivery.signer)
         extra = self._throttle.fields(cause)
         if extra is not None:
             _log.warning("webhook.refused", cause=cause, webhook_id=delivery.webhook_id, **extra)

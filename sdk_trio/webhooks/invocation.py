@@ -286,7 +286,7 @@ class Invocations:
                 on_drift=drifts.append,
             )
             if drifts:
-                self._report_drift(drifts[0], source)
+                self._report_drift(drifts[0], delivery)
             return of_source
         event = decode_event(
             arrival.envelope,
@@ -302,11 +302,12 @@ class Invocations:
             tenant=tenant,
         )
         if drifts:
-            self._report_drift(drifts[0])
+            self._report_drift(drifts[0], delivery)
         return event
 
-    def _report_drift(self, drift: Drift, source: str | None = None) -> None:
-        self._counters.count("drift")
+    def _report_drift(self, drift: Drift, delivery: NewDelivery) -> None:
+        self._counters.count("drift", signer=delivery.signer)
+        source = delivery.source
         if (source, drift.type) not in self._drifted:
             self._drifted.add((source, drift.type))
             fields = {"type": drift.type} | ({} if source is None else {"source": source})

@@ -227,7 +227,7 @@ class WorkerPool:
                 return self._runner.recorder.answer_known(arrival.delivery, admitted)
             if not admitted.same_body:
                 self._runner.recorder.report_different_body(arrival.delivery)
-            self._counters.count("accepted")
+            self._counters.count("accepted", signer=delivery.signer)
             if direct and not self._closed:
                 if admitted.earlier:
                     arrival = resumed(arrival, admitted)
@@ -248,7 +248,7 @@ class WorkerPool:
                 self.wake()
 
     def _refuse(self, arrival: VerifiedDelivery) -> Answer:
-        self._counters.count("full")
+        self._counters.count("full", signer=arrival.delivery.signer)
         extra = self._throttle.fields(self._closed)
         if extra is not None:
             _log.warning(

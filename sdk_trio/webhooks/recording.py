@@ -19,6 +19,7 @@ from ..records.deliveries import (
     Postponed,
     Released,
     Retry,
+    signer_of_key,
 )
 from ..storage.ports import Inbox
 from . import answers
@@ -161,12 +162,12 @@ class OutcomeRecorder:
             self.report_different_body(delivery)
         else:
             _log.info("webhook.duplicate", **names_of(delivery), type=delivery.type)
-        self._counters.count("duplicate")
+        self._counters.count("duplicate", signer=delivery.signer)
         return BUSY if admitted.admission is Admission.RUNNING else answers.OK
 
     def report_different_body(self, delivery: NewDelivery) -> None:
         """Count and log a known key that arrived with another body; the inbox has stored both."""
-        self._counters.count("different_body")
+        self._counters.count("different_body", signer=delivery.signer)
         _log.warning(
             "webhook.duplicate",
             **names_of(delivery),
@@ -181,7 +182,8 @@ class OutcomeRecorder:
 
     def report_lost(self, keys: Sequence[str]) -> None:
         """Count and log events that another process has claimed."""
-        self._counters.count("lease_lost", len(keys))
+        for key in keys:
+            self._counters.count("lease_lost", signer=signer_of_key(key))
         _log.warning(
             "webhook.lease_lost",
             keys=keys[:_NAMED],
@@ -194,8 +196,8 @@ class OutcomeRecorder:
 
     def report_superseded(self, keys: Sequence[tuple[str, str]]) -> None:
         """Count and log events that were ended because a newer one of their subject waits."""
-        self._counters.count("superseded", len(keys))
         for key, newer in keys:
+            self._counters.count("superseded", signer=signer_of_key(key))
             _log.info("webhook.superseded", key=key, by=newer)
 
     def report(
@@ -208,7 +210,7 @@ class OutcomeRecorder:
     ) -> None:
         """Count and log the outcome of run number ``attempt``, which took ``seconds``."""
         if type(outcome) is Done and outcome.reason is None:
-            self._counters.count("handled")
+            self._counters.count("handled", signer=delivery.signer)
             if delivery.tenant_id is None and handler is not None and not delivery.signer:
                 # The common case: build no dictionary, which a disabled log would discard.
                 _log.info(
@@ -227,10 +229,10 @@ class OutcomeRecorder:
             case Done(reason=None):
                 _log.info("webhook.handled", **fields)
             case Done(reason=reason):
-                self._counters.count("discarded")
+                self._counters.count("discarded", signer=delivery.signer)
                 _log.info("webhook.discarded", **fields, reason=reason)
             case Retry(at):
-                self._counters.count("failed")
+                self._counters.count("failed", signer=delivery.signer)
                 wait = "redelivery" if at is None else round(at - self._clock(), 3)
                 fields |= self._failure_fields(delivery, outcome) | {"retry_in": wait}
                 if outcome.asked:
@@ -238,10 +240,10 @@ class OutcomeRecorder:
                 else:
                     _log.warning("webhook.failed", **fields)
             case Dead():
-                self._counters.count("dead")
+                self._counters.count("dead", signer=delivery.signer)
                 _log.error("webhook.dead", **(fields | self._failure_fields(delivery, outcome)))
             case Parked(reason):
-                self._counters.count("parked")
+                self._counters.count("parked", signer=delivery.signer)
                 _log.warning("webhook.parked", **fields, hint=reason)
             case Postponed(at, reason):
                 wait = round(at - self._clock(), 3)

@@ -142,6 +142,11 @@ class Screened(msgspec.Struct, frozen=True, gc=False):
     source: "Source | None" = None
     peer: tuple[str | None, str] = (None, "")
 
+    @property
+    def signer(self) -> str:
+        """The signer of the address' source; "" for the upstream's address."""
+        return "" if self.source is None else self.source.signer
+
 
 class Screen:
     """The screening rules of one configuration.

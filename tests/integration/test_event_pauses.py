@@ -4,6 +4,7 @@ import pytest
 import trio
 from support.admin import TOKEN, administered
 from support.serving import delivery_request, exchange, registry, signed
+from support.sources import settings_of
 from support.waiting import until
 
 from sdk_trio.records.deliveries import DeliveryState
@@ -71,6 +72,20 @@ async def test_impossible_pauses_and_resumes_are_refused():
         assert (await post(admin, "resume", type="order.*")).status_code == 404
         assert (await admin.get("/api/pauses", TOKEN)).json() == []
         assert (await admin.get("/api/pause", TOKEN)).status_code == 405
+
+
+async def test_a_source_that_is_not_configured_cannot_be_paused_but_can_be_resumed():
+    async with administered(Sources=settings_of()) as admin:
+        refused = await post(admin, "pause", type="*", source="strpie")
+        assert refused.status_code == 400
+        assert "Sdk:Sources has no such source; it has " in refused.text
+        assert "stripe" in refused.text
+        assert (await admin.get("/api/pauses", TOKEN)).json() == []
+        assert (await post(admin, "pause", type="*", source="stripe")).status_code == 200
+        # A source that was removed from the settings while it was paused.
+        await admin.app.store.pause("@gone:*", actor="ann", reason="", until=None, now=1.0)
+        left = (await post(admin, "resume", type="*", source="gone")).json()
+        assert [each["source"] for each in left] == ["stripe"]
 
 
 # -- command line ----------------------------------------------------------------------------------

@@ -122,6 +122,33 @@ async def test_a_failure_is_that_of_the_own_source_where_two_have_equal_ids() ->
     assert other.exception is None
 
 
+async def test_results_of_deliveries_are_counted_by_source() -> None:
+    handlers = HandlerRegistry()
+    handlers.source("stripe").on("charge.paid")(lambda event: None)
+
+    async with running_app(handlers, settings()) as app:
+        for _ in range(2):
+            await app.deliver("charge.paid", {}, source="stripe", webhook_id="evt_1")
+        await app.deliver("push", {}, source="github")
+        await app.deliver("order.paid")
+        await send_exactly(app, BY_NAME["stripe"], {}, b"{}")
+        counted = {
+            sample.labels: sample.value
+            for sample in app.runtime.receiver.samples()
+            if sample.name == "sdk_webhook_deliveries_total" and sample.value
+        }
+        total = dict(app.runtime.deliveries)
+
+    assert counted == {
+        (("result", "handled"), ("source", "stripe")): 1,
+        (("result", "duplicate"), ("source", "stripe")): 1,
+        (("result", "rejected"), ("source", "stripe")): 1,
+        (("result", "parked"), ("source", "github")): 1,
+        (("result", "parked"),): 1,
+    }
+    assert total == {"handled": 1, "duplicate": 1, "rejected": 1, "parked": 2}
+
+
 async def test_refusals_are_counted_by_source() -> None:
     async with running_app(None, settings()) as app:
         await send_exactly(app, BY_NAME["stripe"], {}, b"{}")

@@ -167,6 +167,40 @@ async def test_a_receiver_enables_its_endpoint_as_soon_as_it_is_ready_and_once_a
     assert upstream.calls.count(("PATCH", f"/webhooks/endpoints/{owner.endpoint_id}")) == 2
 
 
+async def test_a_check_that_keeps_failing_is_logged_rarely_and_at_once_after_a_change(
+    watched, autojump_clock, monkeypatch, caplog
+):
+    upstream, *_ = watched
+    answer, status = upstream.answer, 503
+
+    def fail(method, target, token, body):
+        return (status, {}) if status else answer(method, target, token, body)
+
+    monkeypatch.setattr(upstream, "answer", fail)
+    await trio.sleep(6 * HOUR)
+    # After 15, 30 and 60 minutes and so on, with the number of those in between.
+    assert 4 <= caplog.text.count("reconciliation.watch_failed") <= 6
+    assert "suppressed=" in caplog.text
+    caplog.clear()
+    status = 401
+    await trio.sleep(70)
+    assert caplog.text.count("reconciliation.watch_failed") == 1
+    status = None
+    await trio.sleep(70)
+    status = 401
+    caplog.clear()
+    await trio.sleep(70)
+    assert caplog.text.count("reconciliation.watch_failed") == 1
+    status = None
+    for _ in range(2):
+        caplog.clear()
+        upstream.organization.enabled = False
+        await trio.sleep(2 * HOUR)
+        assert 1 <= caplog.text.count("reconciliation.reenable_postponed") <= 4
+        upstream.enable()
+        await trio.sleep(70)
+
+
 async def test_an_endpoint_that_may_be_another_programs_is_not_enabled(watched, autojump_clock):
     upstream, _, ready, _ = watched
     upstream.organization.target = "https://other.example/shop"

@@ -109,15 +109,19 @@ def test_a_step_is_the_difference_of_two_polls():
     series, seconds = Series(), Histogram((0.1, 1.0))
 
     def samples(handled):
-        yield Sample("sdk_webhook_deliveries_total", (("result", "handled"),), handled)
+        yield Sample("sdk_webhook_deliveries_total", (("result", "handled"),), handled - 3)
+        of_source = (("result", "handled"), ("source", "stripe"))
+        yield Sample("sdk_webhook_deliveries_total", of_source, 3)
         yield from seconds.samples("sdk_webhook_handler_seconds", (("type", "order.paid"),))
         yield Sample("sdk_queue_depth", (), 4)
 
+    series.note((), 0.0)
     series.note(samples(10), 1.0)
+    assert series.steps[-1]["handled"] == 10
     for value in (0.05, 0.05, 0.5, 7.0):
         seconds.observe(value)
     series.note(samples(14), 6.0)
-    (step,) = series.steps
+    step = series.steps[-1]
     assert (step["at"], step["handled"], step["runs"], step["queue_depth"]) == (6.0, 4, 4, 4)
     assert (step["p50_seconds"], step["p95_seconds"]) == (0.1, 1.0)
     for number in range(2 * STEPS):
