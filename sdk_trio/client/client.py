@@ -266,10 +266,6 @@ class Client(Resources[Awaiting], path=""):
         )
 
 
-#: Records of a page of :meth:`UpstreamDeliveries.read_state`: the upstream's maximum.
-STATE_PAGE = 100
-
-
 class UpstreamDeliveries:
     """The upstream's deliveries, endpoints and records, through an open ``client``.
 
@@ -317,15 +313,17 @@ class UpstreamDeliveries:
         await self._webhooks.update_webhook_endpoint(endpoint_id, body={"enabled": True})
 
     async def read_state(
-        self, kind: str, sorting: str, page: int
+        self, kind: str, sorting: str, page: int, limit: int
     ) -> tuple[Sequence[Any], int | None, bool]:
         """Return one page of a list, such as ``orders``, in rising order of ``sorting``.
+
+        ``limit`` is the number of records of a page.
 
         Returns:
             The records as JSON objects, the number of records in the list (None: not counted), and
             whether another page may follow.
         """
         resource = getattr(self._client, kind)
-        query = {"sorting": [sorting], "page": page, "limit": STATE_PAGE}
+        query = {"sorting": [sorting], "page": page, "limit": limit}
         found = await resource.list(query=query).first_page()
         return [item.raw for item in found.items], found.total_count, found.has_next

@@ -38,6 +38,15 @@ from ..storage.subjects import Held, held_events, holds_state
 from ..tenants.identity import is_organization_id
 from ..tenants.service import TenantService
 from .gap import MOST_RESTARTS, CatchUpRun, ListEnd, ListProgress
+from .pages import (
+    MOST_FRUITLESS,
+    OTHER_SIZES,
+    PAGE_RECORDS,
+    EndlessListError,
+    RepeatCheck,
+    TieCheck,
+    TiedRecords,
+)
 
 _log = get_logger("runtime")
 
@@ -57,18 +66,11 @@ ACCOUNTS_AT_ONCE = 4
 #: Records of a page that are compared with the inbox at a time.
 COMPARED_AT_ONCE = 16
 
-#: The most pages of a list: ten million records, which take more than a day.
-MOST_PAGES = 100_000
-
 #: Characters of the id of an unreadable record that are logged.
 _SHOWN_CHARACTERS = 64
 
 #: Time between two counts of the waiting events, in seconds.
 BACKLOG_POLL_SECONDS = 0.1
-
-
-class EndlessListError(SdkError):
-    """The upstream repeats pages of a list, or the list has too many pages."""
 
 
 class IncompleteCatchUpError(SdkError):
@@ -83,9 +85,9 @@ class UpstreamState(Protocol):
     """Reads the upstream's lists; implemented by ``client.client.UpstreamDeliveries``."""
 
     async def read_state(
-        self, kind: str, sorting: str, page: int
+        self, kind: str, sorting: str, page: int, limit: int
     ) -> tuple[Sequence[Any], int | None, bool]:
-        """Return one page of a list in rising order of ``sorting``.
+        """Return one page of a list, ``limit`` records, in rising order of ``sorting``.
 
         Returns:
             The records as JSON objects, the number of records in the list (None: not counted), and
@@ -195,13 +197,13 @@ class CatchUp:
         kinds = {kind.name: kind for kind in kinds_of(wanted)}
         run = run.begin(kinds)
         failed: dict[str, SdkError] = {}
-        repeats = RepeatCheck()
+        repeats, ties = RepeatCheck(), TieCheck()
         # A list that failed waits behind the others, so the run ends when it is the next one again.
         while (current := run.current) is not None and current.name not in failed:
             kind = kinds[current.name]
             try:
                 records, total, has_next = await upstream.read_state(
-                    kind.name, kind.sorting, current.page
+                    kind.name, kind.sorting, current.page, PAGE_RECORDS
                 )
                 repeats.check(current, records)
                 is_begun = current.page > 1 or current.end is not None
@@ -210,6 +212,13 @@ class CatchUp:
                     end = None
                 else:
                     end = await self._read_end(upstream, kind, -(-total // len(records)))
+                hidden: list[Any] = []
+                if end is None:
+                    tied = ties.check(
+                        current, records, kind.sorting, total=total, has_next=has_next
+                    )
+                    if tied is not None:
+                        hidden = await self._read_tied(upstream, kind, tied)
             except SdkError as error:
                 run = self._note_failure(run, current, error, failed)
             else:
@@ -217,8 +226,10 @@ class CatchUp:
                     # The page is read again: a record may have disappeared before the end was read.
                     run = run.with_end(end)
                 else:
-                    run = await self._add_page(kind, records, run, wanted, memory)
-                    run = _advance(run, current, records, total, has_next=has_next)
+                    run = await self._add_page(kind, [*records, *hidden], run, wanted, memory)
+                    run = _advance(
+                        run, current, records, total, has_next=has_next, tied_since=ties.since
+                    )
             await save(run)
             self._wake()
             await trio.sleep(self._page_seconds)
@@ -232,11 +243,40 @@ class CatchUp:
         """Read the last page of a list; return where its last record is, or None if unknown."""
         await trio.sleep(self._page_seconds)
         try:
-            records, *_ = await upstream.read_state(kind.name, kind.sorting, page)
+            records, *_ = await upstream.read_state(kind.name, kind.sorting, page, PAGE_RECORDS)
         except SdkError:
             return None  # the pages before it must not wait for it
+        times = [record.get(kind.sorting) for record in records[-2:]]
+        if len(times) == 2 and times[0] == times[1]:
+            return None  # records with equal times may change places
         id = records[-1].get("id") if records else None
         return ListEnd(page, len(records) - 1, id) if isinstance(id, str) else None
+
+    async def _read_tied(
+        self, upstream: UpstreamState, kind: RecordKind, tied: TiedRecords
+    ) -> list[Any]:
+        """Return the records that were hidden by others with equal times, from other pages."""
+        found: list[Any] = []
+        fruitless = 0
+        for size in OTHER_SIZES:
+            before = len(found)
+            for page in tied.pages(size):
+                await trio.sleep(self._page_seconds)
+                records, *_ = await upstream.read_state(kind.name, kind.sorting, page, size)
+                found += tied.take_unseen(records, kind.sorting)
+                if not tied.hides_some:
+                    return found
+            fruitless = 0 if len(found) > before else fruitless + 1
+            if fruitless == MOST_FRUITLESS:
+                break
+        _log.warning(
+            "reconciliation.list_unordered",
+            list=kind.name,
+            missing=tied.size - len(tied.ids),
+            hint="records with equal times changed places each time they were read, so some may be "
+            "missing: run 'sdk-trio events catch-up' for this time again",
+        )
+        return found
 
     def _note_failure(
         self,
@@ -390,31 +430,6 @@ class CatchUp:
             self._being_added += 1
 
 
-class RepeatCheck:
-    """Notices a list without an end.
-
-    Each page is compared with one earlier page: the last whose number is a power of two. So a list
-    that repeats its pages in a cycle of any length is noticed (Brent's algorithm).
-    """
-
-    def __init__(self) -> None:
-        self._ids: list[Any] = []
-
-    def check(self, current: ListProgress, records: Sequence[Any]) -> None:
-        """Check one page; the pages of a list have to come in their order.
-
-        Raises:
-            EndlessListError: the list repeats itself, or has more than :data:`MOST_PAGES` pages.
-        """
-        ids, page = [record.get("id") for record in records], current.page
-        if page > 1 and ids and ids == self._ids:
-            raise EndlessListError(f"page {page} of {current.name} repeats an earlier page")
-        if page > MOST_PAGES:
-            raise EndlessListError(f"{current.name} has more than {MOST_PAGES} pages")
-        if page & (page - 1) == 0:
-            self._ids = ids
-
-
 def _advance(
     run: CatchUpRun,
     current: ListProgress,
@@ -422,6 +437,7 @@ def _advance(
     total: int | None,
     *,
     has_next: bool,
+    tied_since: int,
 ) -> CatchUpRun:
     """Return the run after a page; it begins the list again if another record may be hidden."""
     if current.is_shifted([record.get("id") for record in records], total):
@@ -434,7 +450,7 @@ def _advance(
             hint="records were deleted each time it was read, so others may be missing: run "
             "'sdk-trio events catch-up' for this time again",
         )
-    return run.after_page(total, has_next=has_next)
+    return run.after_page(total, has_next=has_next, tied_since=tied_since)
 
 
 def _read_change(

@@ -54,6 +54,7 @@ class ListProgress:
 
     ``page`` is the next one, ``total`` the number of records in the list at the last page, and
     ``restarts`` how often the list was begun again. ``end`` is None if it is unknown.
+    ``tied_since`` is the page on which records with the time of the last one begin.
     """
 
     name: str
@@ -61,6 +62,7 @@ class ListProgress:
     total: int = 0
     restarts: int = 0
     end: ListEnd | None = None
+    tied_since: int | None = None
 
     def is_shifted(self, ids: Sequence[Any], total: int | None) -> bool:
         """Return whether records disappeared, so that another one may be on an earlier page.
@@ -99,22 +101,35 @@ class CatchUpRun:
         return self.lists[0] if self.lists else None
 
     def begin(self, names: Iterable[str]) -> "CatchUpRun":
-        """Return the run with those of its lists that are still wanted."""
+        """Return the run with those of its lists that are still wanted.
+
+        A list continues where records with equal times begin, because the ids of those that were
+        read are not stored.
+        """
         names = tuple(names)
         if self.lists is None:
             return attrs.evolve(self, lists=tuple(ListProgress(name) for name in names))
-        return attrs.evolve(self, lists=tuple(each for each in self.lists if each.name in names))
+        lists = (each for each in self.lists if each.name in names)
+        return attrs.evolve(
+            self,
+            lists=tuple(attrs.evolve(each, page=each.tied_since or each.page) for each in lists),
+        )
 
-    def after_page(self, total: int | None, *, has_next: bool) -> "CatchUpRun":
+    def after_page(
+        self, total: int | None, *, has_next: bool, tied_since: int | None = None
+    ) -> "CatchUpRun":
         """Return the run after a page of the current list.
 
         Args:
             total: the number of records in the list; None: not counted.
             has_next: whether another page may follow.
+            tied_since: the page on which records with the time of the last one begin.
         """
         current, *others = self.lists or ()
         if has_next:
-            following = attrs.evolve(current, page=current.page + 1, total=total or 0)
+            following = attrs.evolve(
+                current, page=current.page + 1, total=total or 0, tied_since=tied_since
+            )
             return attrs.evolve(self, lists=(following, *others))
         return attrs.evolve(self, lists=tuple(others))
 

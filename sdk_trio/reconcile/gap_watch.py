@@ -4,7 +4,7 @@ Each minute it reads the endpoints of every account. The decisions are in ``gap.
 """
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
@@ -198,7 +198,7 @@ class GapWatch:
             self._accounts = [_key(tenant) for tenant in accounts]
             await self._leave_others()
         except SdkError as error:
-            self._log_failure("watch_failed", None, type(error), error=str(error))
+            self._log_failure("watch_failed", None, type(error).__name__, error=str(error))
             await trio.lowlevel.checkpoint()
             return
         async with trio.open_nursery() as checks:
@@ -215,7 +215,7 @@ class GapWatch:
         except (SdkError, trio.TooSlowError) as error:
             reason = str(error) or f"the upstream did not answer within {CHECK_SECONDS:g} s"
             # The text may have parts that change, such as the time of the next attempt.
-            kind = type(error), getattr(error, "status", None)
+            kind = f"{type(error).__name__} {getattr(error, 'status', None)}"
             self._log_failure("watch_failed", tenant, kind, error=reason)
             await trio.lowlevel.checkpoint()
             return
@@ -229,9 +229,7 @@ class GapWatch:
             self._catching_up[key] = trio.CancelScope()
             nursery.start_soon(self._keep_catching_up, tenant, endpoints)
 
-    def _log_failure(
-        self, event: str, tenant: Tenant | None, kind: Hashable, **fields: object
-    ) -> None:
+    def _log_failure(self, event: str, tenant: Tenant | None, kind: str, **fields: object) -> None:
         """Log a failed check, unless one of this kind was logged recently."""
         key = _key(tenant)
         self._failing.add(key)
@@ -316,7 +314,7 @@ class GapWatch:
             return
         if not self._is_ready():
             # Its first deliveries would fail, and the upstream would disable it again.
-            self._log_failure("reenable_postponed", tenant, None, reason="not ready")
+            self._log_failure("reenable_postponed", tenant, "not ready", reason="not ready")
             return
         # Stored first: a crash must not make it happen more often than once an hour.
         await self._save(tenant, attrs.evolve(state, reenabled_at=now))

@@ -1,5 +1,7 @@
 """Catch-up by state after outages in which the upstream disabled the endpoint."""
 
+import random
+
 import pytest
 import trio
 from support.deliveries import SECRET
@@ -8,6 +10,7 @@ from support.postgres import running_server
 from support.waiting import until
 from support.wire import Wire
 
+from sdk_trio.client.client import UpstreamDeliveries
 from sdk_trio.reconcile.catch_up import CatchUp
 from sdk_trio.reconcile.gap import CatchUpRun, state_name
 from sdk_trio.records.synthetic import synthetic_id
@@ -17,6 +20,10 @@ from sdk_trio.testing import SendingUpstream, sign_delivery
 
 HOUR = 3600.0
 DAY = 24 * HOUR
+
+
+class KilledError(Exception):
+    """The end of a catch-up, as at a kill."""
 
 
 async def test_the_states_of_a_gap_are_handled_once_and_running_it_again_changes_nothing():
@@ -266,6 +273,63 @@ async def test_a_record_that_disappears_hides_no_other_one(created):
         assert len({name for name, _ in place.states("order.updated")}) == 250
 
 
+@pytest.mark.parametrize("equal", [2, 90, 400])
+@pytest.mark.parametrize("shuffles", ["each time", "by page"])
+async def test_records_with_equal_times_that_change_places_hide_no_other_one(
+    equal, shuffles, caplog
+):
+    """Also if the order depends on the page only, and if the catch-up is killed among them."""
+    async with shop() as place, place.running():
+        upstream, now = place.upstream, place.clock()
+        orders = [order(f"ord_{n:04}", created=now - 9000 + n) for n in range(equal + 240)]
+        tied = range(99, 99 + equal)
+        for number in tied:
+            orders[number]["created_at"] = orders[99]["created_at"]
+        for record in orders:
+            upstream.change("orders", record)
+        dice, answer = random.Random(5), upstream.answer
+
+        def shuffle(method, target, token, body):
+            rows = upstream.organization.records["orders"]
+            kept = [name for name in rows if name not in names]
+            if shuffles == "by page":
+                dice.seed(target)
+            moved = dice.sample(sorted(names), equal)
+            order_now = kept[:99] + moved + kept[99:]
+            upstream.organization.records["orders"] = {name: rows[name] for name in order_now}
+            return answer(method, target, token, body)
+
+        names = {f"ord_{number:04}" for number in tied}
+        upstream.answer = shuffle
+        killed = False
+
+        async def save(progress):
+            await trio.lowlevel.checkpoint()
+            saved.append(progress)
+            if not killed and len(saved) == 2:
+                raise KilledError
+
+        saved = []
+        run = CatchUpRun(now - 9 * HOUR, now + HOUR, "order.updated")
+        catch_up = CatchUp(
+            place.runtime.receiver.store,
+            place.settings,
+            clock=place.clock,
+            page_seconds=0.0,
+            settle_seconds=0.0,
+            wake=place.runtime.wake,
+        )
+        client = UpstreamDeliveries(place.runtime.client)
+        with pytest.raises(KilledError):
+            await catch_up.run(client, run, save)
+        killed = True
+        await catch_up.run(client, saved[-1], save)
+        await place.idle()
+        assert len({name for name, _ in place.states("order.updated")}) == equal + 240
+        assert "list_unordered" not in caplog.text
+        assert "list_shrinks" not in caplog.text
+
+
 async def test_a_list_that_shrinks_each_time_ends_and_is_logged(caplog):
     async with shop() as place, place.running():
         upstream, now = place.upstream, place.clock()
@@ -285,7 +349,7 @@ async def test_a_list_that_shrinks_each_time_ends_and_is_logged(caplog):
 
 async def test_a_record_that_no_event_can_be_made_of_keeps_no_other_one_out(caplog):
     class Upstream:
-        async def read_state(self, kind, sorting, page):
+        async def read_state(self, kind, sorting, page, limit):
             await trio.lowlevel.checkpoint()
             return records, len(records), False
 
