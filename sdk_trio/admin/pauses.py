@@ -109,8 +109,7 @@ class PauseAnswerer:
             raise BadQueryError(f"source: Sdk:Sources has no such source; it has {names}")
 
     async def _shown_active(self) -> list[dict[str, Any]]:
-        now = self._clock()
-        return [_shown(each) for each in await self._inbox.pauses() if each.is_active(now)]
+        return list(map(_shown, await self._inbox.pauses(now=self._clock())))
 
     @property
     def _inbox(self) -> Any:

@@ -140,10 +140,8 @@ def row_of(pause: EventPause) -> dict[str, object]:
 
 async def pauses_in(settings: Settings, ended: bool = False) -> Sequence[EventPause]:
     """Return the pauses of the store that are in force; ``ended``: all of them."""
-    now = time.time()
     async with open_inbox(settings) as inbox:
-        found = await inbox.pauses(ended=ended)
-    return [each for each in found if ended or each.is_active(now)]
+        return await inbox.pauses(now=time.time(), ended=ended)
 
 
 async def _pause(
@@ -151,7 +149,7 @@ async def _pause(
 ) -> Sequence[EventPause]:
     async with open_inbox(settings) as inbox:
         await inbox.pause(glob, actor=actor, reason=reason, until=until, now=now)
-        return [each for each in await inbox.pauses() if each.glob == glob]
+        return [each for each in await inbox.pauses(now=now) if each.glob == glob]
 
 
 async def _resume(
@@ -160,4 +158,4 @@ async def _resume(
     now = time.time()
     async with open_inbox(settings) as inbox:
         ended = await inbox.resume(glob, actor=actor, now=now)
-        return ended, [each for each in await inbox.pauses() if each.is_active(now)]
+        return ended, await inbox.pauses(now=now)

@@ -292,8 +292,11 @@ class Inbox(Protocol):
         """End the pause of ``glob``, None: all of them; return the globs that were paused."""
         ...
 
-    async def pauses(self, *, ended: bool = False) -> Sequence[EventPause]:
-        """Return the pauses that were not resumed, the oldest first; ``ended``: those as well."""
+    async def pauses(self, *, now: float, ended: bool = False) -> Sequence[EventPause]:
+        """Return the pauses that are in force, the oldest first; ``ended``: all others as well.
+
+        A server decides by its own clock, and its times are that clock's.
+        """
         ...
 
     async def reschedule(self, *, now: float) -> int:

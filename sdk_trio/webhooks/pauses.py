@@ -132,9 +132,7 @@ class Pauses:
         Raises:
             StoreUnavailableError: the store does not answer.
         """
-        found = await self._inbox.pauses()
-        now = self._clock()
-        active = tuple(pause for pause in found if pause.is_active(now))
+        active = tuple(await self._inbox.pauses(now=self._clock()))
         before, self.active = self.active, active
         if active == before:
             return

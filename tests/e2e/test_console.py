@@ -344,7 +344,7 @@ async def test_a_pause_and_an_open_alert_are_seen_and_the_pause_is_resumed(addre
         await page.see("order.* is paused.")
         row = "document.querySelector('main tbody tr')"
         await page.see("database migration", row)
-        (pause,) = await runtime.receiver.store.pauses()
+        (pause,) = await runtime.receiver.store.pauses(now=runtime.clock())
         shown = await page.evaluate(f"{row}.querySelector('time').dateTime")
         assert datetime.fromisoformat(shown).timestamp() == pytest.approx(pause.since, abs=1)
         await until(lambda: runtime.receiver.pauses.active)

@@ -10,14 +10,16 @@ import trio
 from integration.test_store_contract import Stores
 from msgspec import structs
 from support.deliveries import Bench
-from support.postgres import FURTHER_VERSIONS
+from support.postgres import FURTHER_VERSIONS, running_server
 from support.serving import registry
 from support.waiting import until
 
 from sdk_trio.events import OrderUpdatedEvent
 from sdk_trio.records.deliveries import Dead, DeliveryState, Done, NewDelivery, Released, Retry
 from sdk_trio.records.policies import PAUSED, ClaimLimits, GroupLimit
+from sdk_trio.storage.engines.postgres_address import PostgresAddress
 from sdk_trio.storage.ports import Inbox
+from sdk_trio.storage.postgres_inbox import PostgresInbox
 from sdk_trio.storage.subjects import find_newer_handled
 
 NOW = 1000.0
@@ -491,29 +493,54 @@ async def test_events_that_wait_for_a_limit_can_be_paused(stores: Stores) -> Non
 async def test_a_pause_records_who_began_and_ended_it(stores: Stores) -> None:
     one, two = await stores.open("one"), await stores.open("two")
     await one.pause("order.*", actor="ann", reason="migration", until=None, now=NOW)
-    await one.pause("refund.*", actor="ann", reason="", until=NOW + 60, now=NOW + 1)
-    (first, second) = await two.pauses()
-    assert (first.glob, first.since, first.actor, first.reason) == (
-        "order.*",
-        NOW,
-        "ann",
-        "migration",
-    )
-    assert second.is_active(NOW + 59)
-    assert not second.is_active(NOW + 60)
+    await one.pause("refund.*", actor="ann", reason="", until=NOW + 600, now=NOW)
+    first, second = await two.pauses(now=NOW + 1)
+    assert (first.glob, first.actor, first.reason) == ("order.*", "ann", "migration")
+    assert second.until is not None
+    assert second.until - second.since == pytest.approx(600, abs=0.1)
     await two.pause("order.*", actor="bob", reason="longer", until=NOW + 90, now=NOW + 5)
-    first, changed = [each for each in await one.pauses(ended=True) if each.glob == "order.*"]
-    assert (first.actor, first.reason) == ("ann", "migration")
-    assert (first.ended_at, first.ended_by) == (NOW + 5, "bob")
-    assert changed in await one.pauses()
-    assert (changed.since, changed.actor, changed.until) == (NOW, "bob", NOW + 90)
+    everything = await one.pauses(ended=True, now=NOW + 6)
+    begun, changed = [each for each in everything if each.glob == "order.*"]
+    assert (begun.actor, begun.reason, begun.ended_by) == ("ann", "migration", "bob")
+    assert begun.ended_at is not None
+    assert begun.ended_at >= begun.since
+    assert changed in await one.pauses(now=NOW + 6)
+    assert (changed.since, changed.actor) == (begun.since, "bob")
     assert await two.resume("order.*", actor="eve", now=NOW + 10) == ["order.*"]
     assert await two.resume("order.*", actor="eve", now=NOW + 11) == []
-    assert [pause.glob for pause in await one.pauses()] == ["refund.*"]
-    kept = {pause.glob: pause for pause in await one.pauses(ended=True)}["order.*"]
-    assert (kept.ended_at, kept.ended_by) == (NOW + 10, "eve")
+    assert [pause.glob for pause in await one.pauses(now=NOW + 11)] == ["refund.*"]
+    kept = {pause.glob: pause for pause in await one.pauses(ended=True, now=NOW)}["order.*"]
+    assert kept.ended_by == "eve"
     await one.pause("a", actor="ann", reason="", until=None, now=NOW + 70)
-    assert await one.resume(None, actor="eve", now=NOW + 80) == ["a"]
+    assert set(await one.resume(None, actor="eve", now=NOW + 80)) == {"a", "refund.*"}
+
+
+async def test_a_pause_ends_at_its_time(stores: Stores) -> None:
+    inbox = await stores.open()
+    await inbox.pause("order.*", actor="ann", reason="", until=NOW + 60, now=NOW)
+    assert len(await inbox.pauses(now=NOW + 59)) == 1
+    assert await inbox.pauses(now=NOW + 60) == []
+    assert await inbox.resume("order.*", actor="eve", now=NOW + 61) == []
+
+
+async def test_a_pause_ends_by_the_clock_of_the_database(tmp_path: Path) -> None:
+    """The clocks of the hosts are wrong, and differ by an hour."""
+    terms = {"lease_seconds": 75, "dedup_seconds": 1e6, "payload_seconds": 1e6}
+    address = PostgresAddress(dsn=running_server().database_of(tmp_path))
+    inbox = await PostgresInbox.open(address, owner="one", **terms)
+    await inbox.pause("order.*", actor="ann", reason="", until=NOW + 0.5, now=NOW)
+    await inbox.pause("refund.*", actor="ann", reason="", until=NOW + 600, now=NOW)
+
+    async def paused(now: float) -> list[str]:
+        return [each.glob for each in await inbox.pauses(now=now)]
+
+    async def first_has_ended() -> bool:
+        return await paused(NOW + 3600) == ["refund.*"]
+
+    await until(first_has_ended)
+    assert await paused(NOW - 3600) == ["refund.*"]
+    assert await inbox.resume("order.*", actor="eve", now=NOW - 3600) == []
+    await inbox.close()
 
 
 # -- sharing ---------------------------------------------------------------------------------------

@@ -8,9 +8,9 @@ from ..coalescing import coalesce, waiting_event
 from .rows import Deliveries, MemoryRow
 
 
-def pauses(rows: Deliveries, *, ended: bool = False) -> list[EventPause]:
-    """Return the pauses that were not resumed; with ``ended`` all of them."""
-    return [pause for pause in rows.pauses if ended or pause.ended_at is None]
+def pauses(rows: Deliveries, *, now: float, ended: bool = False) -> list[EventPause]:
+    """Return the pauses that are in force; with ``ended`` all of them."""
+    return [pause for pause in rows.pauses if ended or pause.is_active(now)]
 
 
 def pause(

@@ -349,39 +349,41 @@ WHERE sequence IN ints(:sequences) AND lease_owner IS NULL RETURNING sequence
 
 # -- pauses --------------------------------------------------------------------------------------
 
+# All hosts end a pause at the same moment, even if their clocks differ.
 _LIST_PAUSES = """
 SELECT glob, since, actor, reason, until, ended_at, ended_by FROM pause
-WHERE ended_at IS NULL OR CAST(:ended AS boolean) ORDER BY since, id
+WHERE CAST(:ended AS boolean) OR ended_at IS NULL AND (until IS NULL OR until > clock())
+ORDER BY since, id
 """
 
 # A second pause of a glob changes why and how long. It goes on from the first one, whose row stays
 # as the record of who began it.
 _REPLACE_PAUSE = """
-UPDATE pause SET ended_at = :now, ended_by = :actor
-WHERE glob = :glob AND ended_at IS NULL AND (until IS NULL OR until > :now) RETURNING since
+UPDATE pause SET ended_at = clock(), ended_by = :actor
+WHERE glob = :glob AND ended_at IS NULL AND (until IS NULL OR until > clock()) RETURNING since
 """
 
 _END_OVERDUE_PAUSES = """
-UPDATE pause SET ended_at = until, ended_by = '' WHERE ended_at IS NULL AND until <= :now
+UPDATE pause SET ended_at = until, ended_by = '' WHERE ended_at IS NULL AND until <= clock()
 """
 
 _ADD_PAUSE = """
 INSERT INTO pause (glob, since, actor, reason, until)
-VALUES (:glob, :since, :actor, :reason, :until)
+VALUES (:glob, COALESCE(CAST(:since AS float8), clock()), :actor, :reason, due(:until))
 """
 
 _END_PAUSES = """
-UPDATE pause SET ended_at = :now, ended_by = :actor
+UPDATE pause SET ended_at = clock(), ended_by = :actor
 WHERE ended_at IS NULL AND (glob = :glob OR CAST(:glob AS text) IS NULL) RETURNING glob
 """
 
 
-def pauses(tx: SqlTransaction, *, ended: bool = False) -> list[EventPause]:
-    """Return the pauses that were not resumed; with ``ended`` all of them."""
+def pauses(tx: SqlTransaction, *, now: float, ended: bool = False) -> list[EventPause]:
+    """Return the pauses that are in force; with ``ended`` all of them."""
     return [
         EventPause(glob, since, actor, reason, until, ended_at, ended_by or None)
         for glob, since, actor, reason, until, ended_at, ended_by in tx.all(
-            _LIST_PAUSES, ended=ended
+            _LIST_PAUSES, ended=ended, now=now
         )
     ]
 
@@ -392,8 +394,8 @@ def pause(
     """Pause the events whose type matches ``glob``."""
     tx.run(_END_OVERDUE_PAUSES, now=now)
     replaced = tx.one(_REPLACE_PAUSE, glob=glob, actor=actor, now=now)
-    since = now if replaced is None else replaced[0]
-    tx.run(_ADD_PAUSE, glob=glob, since=since, actor=actor, reason=reason, until=until)
+    since = None if replaced is None else replaced[0]
+    tx.run(_ADD_PAUSE, glob=glob, since=since, actor=actor, reason=reason, until=until, now=now)
     tx.note_change()
 
 
