@@ -276,7 +276,7 @@ class CatchUp:
             hint="records with equal times changed places each time they were read, so some may be "
             "missing: run 'sdk-trio events catch-up' for this time again",
         )
-        return found
+        return found  # noqa: ASYNC910 - it has read pages
 
     def _note_failure(
         self,
