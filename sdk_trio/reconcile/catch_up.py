@@ -146,6 +146,7 @@ class CatchUp:
     ) -> None:
         self._inbox = inbox
         self._tenant = tenant
+        self._fields = {} if tenant is None else {"tenant": tenant.identifier}
         self._tenants = tenants
         self._clock = clock
         self._types = types
@@ -227,7 +228,7 @@ class CatchUp:
                     run = run.with_end(end)
                 else:
                     run = await self._add_page(kind, [*records, *hidden], run, wanted, memory)
-                    run = _advance(
+                    run = self._advance(
                         run, current, records, total, has_next=has_next, tied_since=ties.since
                     )
             await save(run)
@@ -271,12 +272,14 @@ class CatchUp:
                 break
         _log.warning(
             "reconciliation.list_unordered",
+            **self._fields,
             list=kind.name,
             missing=tied.size - len(tied.ids),
             hint="records with equal times changed places each time they were read, so some may be "
             "missing: run 'sdk-trio events catch-up' for this time again",
         )
-        return found  # noqa: ASYNC910 - it has read pages
+        await trio.lowlevel.checkpoint()
+        return found
 
     def _note_failure(
         self,
@@ -290,6 +293,7 @@ class CatchUp:
             # The other lists must not wait for a permission that this token may never get.
             _log.error(
                 "reconciliation.list_refused",
+                **self._fields,
                 list=current.name,
                 error=str(error),
                 hint="its changes are not caught up: give the access token the scope to read "
@@ -300,6 +304,7 @@ class CatchUp:
             raise error  # the open circuit breaker did not let it out: the list has not failed
         _log.warning(
             "reconciliation.list_failed",
+            **self._fields,
             list=current.name,
             page=current.page,
             error=str(error),
@@ -307,6 +312,30 @@ class CatchUp:
         )
         failed[current.name] = error
         return run.postpone_current(from_start=isinstance(error, EndlessListError))
+
+    def _advance(
+        self,
+        run: CatchUpRun,
+        current: ListProgress,
+        records: Sequence[Any],
+        total: int | None,
+        *,
+        has_next: bool,
+        tied_since: int,
+    ) -> CatchUpRun:
+        """Return the run after a page; it begins the list again if another record may be hidden."""
+        if current.is_shifted([record.get("id") for record in records], total):
+            if current.restarts < MOST_RESTARTS:
+                return run.restart_current()
+            _log.warning(
+                "reconciliation.list_shrinks",
+                **self._fields,
+                list=current.name,
+                page=current.page,
+                hint="records were deleted each time it was read, so others may be missing: run "
+                "'sdk-trio events catch-up' for this time again",
+            )
+        return run.after_page(total, has_next=has_next, tied_since=tied_since)
 
     async def _add_page(
         self,
@@ -318,7 +347,7 @@ class CatchUp:
     ) -> CatchUpRun:
         """Add the events of one page; return the run with its counts."""
         changes = [
-            change for record in records if (change := _read_change(kind, record, run, memory))
+            change for record in records if (change := self._read_change(kind, record, run, memory))
         ]
         counts: list[tuple[int, int]] = []
 
@@ -335,6 +364,36 @@ class CatchUp:
             added=run.added + sum(added for added, _ in counts),
             uncertain=run.uncertain + sum(uncertain for _, uncertain in counts),
         )
+
+    def _read_change(
+        self, kind: RecordKind, record: Mapping[str, Any], run: CatchUpRun, memory: float
+    ) -> Changed | None:
+        """Return what changed in a record; None also for one that no event can be made of.
+
+        The upstream may send text, numbers and times that cannot be written again. Such a record is
+        logged and left out, so that the others are added.
+        """
+        try:
+            change = find_change(kind, record, since=run.since, until=run.until, memory=memory)
+            if change is not None:
+                for at in (change.changed_at, *(implied.at for implied in change.implied)):
+                    event_body(kind.updated, at, change.record)
+        except (
+            ValueError,
+            OverflowError,
+            RecursionError,
+            TypeError,
+            msgspec.MsgspecError,
+        ) as error:
+            _log.error(
+                "reconciliation.record_unreadable",
+                **self._fields,
+                list=kind.name,
+                id=ascii(record.get("id"))[:_SHOWN_CHARACTERS],
+                error=type(error).__name__,
+            )
+            return None
+        return change
 
     async def _add_change(
         self, change: Changed, run: CatchUpRun, wanted: frozenset[str]
@@ -428,53 +487,6 @@ class CatchUp:
                 await trio.sleep(BACKLOG_POLL_SECONDS)
             self._reservable -= 1
             self._being_added += 1
-
-
-def _advance(
-    run: CatchUpRun,
-    current: ListProgress,
-    records: Sequence[Any],
-    total: int | None,
-    *,
-    has_next: bool,
-    tied_since: int,
-) -> CatchUpRun:
-    """Return the run after a page; it begins the list again if another record may be hidden."""
-    if current.is_shifted([record.get("id") for record in records], total):
-        if current.restarts < MOST_RESTARTS:
-            return run.restart_current()
-        _log.warning(
-            "reconciliation.list_shrinks",
-            list=current.name,
-            page=current.page,
-            hint="records were deleted each time it was read, so others may be missing: run "
-            "'sdk-trio events catch-up' for this time again",
-        )
-    return run.after_page(total, has_next=has_next, tied_since=tied_since)
-
-
-def _read_change(
-    kind: RecordKind, record: Mapping[str, Any], run: CatchUpRun, memory: float
-) -> Changed | None:
-    """Return what changed in a record; None also for one that no event can be made of.
-
-    The upstream may send text, numbers and times that cannot be written again. Such a record is
-    logged and left out, so that the others are added.
-    """
-    try:
-        change = find_change(kind, record, since=run.since, until=run.until, memory=memory)
-        if change is not None:
-            for at in (change.changed_at, *(implied.at for implied in change.implied)):
-                event_body(kind.updated, at, change.record)
-    except (ValueError, OverflowError, RecursionError, TypeError, msgspec.MsgspecError) as error:
-        _log.error(
-            "reconciliation.record_unreadable",
-            list=kind.name,
-            id=ascii(record.get("id"))[:_SHOWN_CHARACTERS],
-            error=type(error).__name__,
-        )
-        return None
-    return change
 
 
 def types_of(glob: str | None) -> frozenset[str]:

@@ -14,7 +14,7 @@ from sdk_trio.client.client import UpstreamDeliveries
 from sdk_trio.reconcile.catch_up import CatchUp
 from sdk_trio.reconcile.gap import CatchUpRun, state_name
 from sdk_trio.records.synthetic import synthetic_id
-from sdk_trio.records.tenants import EnvironmentVariable, TenantCredentials
+from sdk_trio.records.tenants import EnvironmentVariable, KeyFile, TenantCredentials
 from sdk_trio.tenants.purge import Purger
 from sdk_trio.testing import SendingUpstream, sign_delivery
 
@@ -438,6 +438,55 @@ async def test_each_tenant_is_read_with_its_own_token_and_the_host_by_organizati
                 ("ord_org_host_org_shared", shared.id, ""),
                 ("ord_org_acme_org_acme", own.id, own.id),
             }
+
+
+async def test_a_token_that_is_revoked_in_a_catch_up_stops_only_its_tenant(tmp_path, caplog):
+    file = tmp_path / "token"
+    file.write_text("token-of-acme")
+    file.chmod(0o600)
+    async with shop(MultiTenant__Enabled=True) as place:
+        organizations = {"a-token-for-tests": "org_host", "token-of-acme": "org_acme"}
+        upstream = SendingUpstream(organizations=organizations, clock=place.clock)
+        place.upstream = upstream
+        host, acme = upstream.organizations.values()
+        acme.target = "https://receiver.example/hooks/sdk/acme"
+        async with place.running():
+            service = place.runtime.receiver.tenancy.service
+            credentials = TenantCredentials(access_token=KeyFile(str(file)))
+            tenant = await service.add(
+                "acme", name="Acme", organization_id="org_acme", credentials=credentials
+            )
+            watch = place.watch(page_seconds=0.05)
+            for account in (None, tenant):
+                await watch.check(account)
+            place.clock.move(hours=1)
+            for owner in (host, acme):
+                owner.subscribed = ("order.updated",)
+                for number in range(350):
+                    name = f"{owner.id}_{number}"
+                    upstream.change(
+                        "orders",
+                        order(name, created=place.clock() - number, organization=owner.id),
+                        organization=owner,
+                    )
+
+            def handled(owner):
+                names = {name for name, _ in place.states("order.updated")}
+                return sum(name.startswith(owner.id) for name in names)
+
+            async with trio.open_nursery() as nursery:
+                await watch.check_all(nursery)
+                await until(lambda: handled(acme) > 0)
+                del upstream.organizations["token-of-acme"]
+                await until(lambda: handled(host) == 350)
+            assert handled(acme) < 350
+            assert "list_failed tenant='acme' list='orders'" in caplog.text
+            upstream.organizations["token-2"] = acme
+            file.write_text("token-2")
+            await watch.catch_up(tenant, await watch.check(tenant))
+            await until(lambda: handled(acme) == 350)
+            await place.idle()
+            assert len(place.states("order.updated")) == 700
 
 
 async def test_the_catch_up_of_a_purged_tenant_ends_and_leaves_no_row(monkeypatch):
