@@ -350,13 +350,21 @@ class CatchUp:
             change for record in records if (change := self._read_change(kind, record, run, memory))
         ]
         counts: list[tuple[int, int]] = []
+        failures: list[SdkError] = []
 
         async def work(change: Changed) -> None:
-            counts.append(await self._add_change(change, run, wanted))
+            try:
+                counts.append(await self._add_change(change, run, wanted))
+            except SdkError as error:
+                # A group of the nursery would end the watch of all accounts.
+                failures.append(error)
+                nursery.cancel_scope.cancel()
 
         async with trio.open_nursery() as nursery:
             for change in changes:
                 nursery.start_soon(work, change)
+        if failures:
+            raise failures[0]
         return attrs.evolve(
             run,
             listed=run.listed + len(records),

@@ -9,7 +9,7 @@ from support.outage import order
 
 from sdk_trio.client.client import UpstreamDeliveries
 from sdk_trio.config import Settings
-from sdk_trio.errors import SdkError
+from sdk_trio.errors import SdkError, StoreUnavailableError
 from sdk_trio.reconcile.gap_watch import GapWatch
 from sdk_trio.records.tenants import EnvironmentVariable, Tenant, TenantCredentials
 from sdk_trio.storage.memory.inbox import MemoryInbox
@@ -264,6 +264,32 @@ async def test_a_list_that_keeps_failing_does_not_hold_up_the_others_and_is_read
     await trio.sleep(16 * 60)
     assert {event.subject for event in await inbox.find()} == {"ord_1", "prod_1"}
     assert upstream.calls.count(("GET", "/orders/")) == 1  # only the rest was read again
+
+
+async def test_a_catch_up_continues_after_the_store_failed(
+    watched, autojump_clock, monkeypatch, caplog
+):
+    upstream, inbox, *_ = watched
+    accept, added = inbox.accept, []
+
+    async def fail(delivery, *, leased):
+        added.append(delivery.subject)
+        if len(added) in range(20, 24):
+            raise StoreUnavailableError("the database has not answered for 5 s")
+        return await accept(delivery, leased=leased)
+
+    monkeypatch.setattr(inbox, "accept", fail)
+    await trio.sleep(600)
+    upstream.organization.enabled = False
+    await trio.sleep(HOUR)
+    for number in range(50):
+        upstream.change("orders", order(f"ord_{number}", created=now() - HOUR, modified=now() - 60))
+    await trio.sleep(60)
+    upstream.enable()
+    await trio.sleep(HOUR)
+    assert "catch_up_failed error='the database has not answered for 5 s'" in caplog.text
+    assert len({event.subject for event in await inbox.find(limit=100)}) == 50
+    assert len(await inbox.find(limit=100)) == 50
 
 
 @pytest.mark.parametrize("cycle", [1, 3])
