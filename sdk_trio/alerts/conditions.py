@@ -7,15 +7,16 @@ an error, so it cannot contain a body, a secret or a token.
 
 import base64
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import inf, isfinite
-from typing import Any
+from typing import Any, Final
 
 import attrs
 
 from ..base.times import readable
 from ..config.options.alerts import AlertsOptions
 from ..records.alerts import AlertName
+from ..records.policies import EventPause, name_of_glob
 
 DAY_SECONDS = 86_400.0
 
@@ -25,6 +26,10 @@ UNREACHABLE_SECONDS = 15.0
 
 #: Replicas must be behind for this time, in seconds: a new database is until its first sync.
 BEHIND_SECONDS = 60.0
+
+
+#: The most pauses that a message names.
+MOST_NAMED: Final = 5
 
 
 @attrs.frozen(kw_only=True)
@@ -37,6 +42,7 @@ class Facts:
         new_dead_letters: events that became dead letters within ``RepeatHours`` and still are.
         last_delivery_at: when the newest stored delivery arrived.
         oldest_waiting_at: when the oldest waiting event arrived; ``inf``: none waits.
+        pauses: those of events that are in force.
         disabled_endpoints: the host and the tenants whose endpoints the upstream disabled.
         sender_answers: whether the upstream answers the client.
         replication_lags: whether replicas are behind their limit or cannot be written.
@@ -53,6 +59,7 @@ class Facts:
     new_dead_letters: int | None = None
     last_delivery_at: float | None = None
     oldest_waiting_at: float | None = None
+    pauses: Sequence[EventPause] | None = None
     disabled_endpoints: int | None = None
     sender_answers: bool | None = None
     replication_lags: bool | None = None
@@ -83,6 +90,7 @@ def _evaluate(facts: Facts, options: AlertsOptions, now: float) -> Iterator[Aler
     yield _disabled(facts.disabled_endpoints)
     yield _silence(facts.last_delivery_at, options, now)
     yield _oldest_waiting(facts.oldest_waiting_at, options, now)
+    yield _paused(facts.pauses, options, now)
     yield _store(facts, now)
     yield AlertCondition(
         AlertName.SENDER_UNREACHABLE,
@@ -170,6 +178,24 @@ def _oldest_waiting(since: float | None, options: AlertsOptions, now: float) -> 
             f"{options.oldest_waiting_minutes} minutes ago. The workers are too slow, or hang."
         )
     return AlertCondition(AlertName.OLDEST_WAITING, holds, detail)
+
+
+def _paused(
+    pauses: Sequence[EventPause] | None, options: AlertsOptions, now: float
+) -> AlertCondition:
+    # An operator who has paused something needs no message, but one who has forgotten it does.
+    longest = options.oldest_waiting_minutes * 60
+    holds = None if pauses is None else any(now - each.since > longest for each in pauses)
+    # Without the reason, which is a free text.
+    named = "; ".join(
+        f"{name_of_glob(each.glob)} since {readable(each.since)}"
+        for each in (pauses or ())[:MOST_NAMED]
+    )
+    detail = (
+        f"Events are paused and wait in the store: {named}. 'events pauses' shows who paused them, "
+        "'events resume' lets them run."
+    )
+    return AlertCondition(AlertName.EVENTS_PAUSED, holds, detail)
 
 
 def _expiry(

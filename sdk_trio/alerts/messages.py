@@ -17,6 +17,7 @@ TITLES: Final = {
     AlertName.ENDPOINT_DISABLED: "webhook endpoint disabled",
     AlertName.SILENCE: "no deliveries",
     AlertName.OLDEST_WAITING: "an event waits too long",
+    AlertName.EVENTS_PAUSED: "events are paused",
     AlertName.STORE_UNREACHABLE: "store unreachable",
     AlertName.SENDER_UNREACHABLE: "upstream unreachable",
     AlertName.REPLICATION_LAG: "replication behind",

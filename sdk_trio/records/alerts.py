@@ -20,6 +20,7 @@ class AlertName(enum.StrEnum):
     ENDPOINT_DISABLED = enum.auto()
     SILENCE = enum.auto()
     OLDEST_WAITING = enum.auto()
+    EVENTS_PAUSED = enum.auto()
     STORE_UNREACHABLE = enum.auto()
     SENDER_UNREACHABLE = enum.auto()
     REPLICATION_LAG = enum.auto()

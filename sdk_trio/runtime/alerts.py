@@ -229,6 +229,7 @@ class Alerts:
             )
             try:
                 store = self._runtime.receiver.whole_store
+                found["pauses"] = await store.inbox.pauses(now=now)
                 since = now - options.repeat_hours * 3600.0
                 found["new_dead_letters"] = (
                     await store.alerts.count_dead_letters(since=since)

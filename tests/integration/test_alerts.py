@@ -147,6 +147,20 @@ async def test_an_event_that_waits_too_long():
         await world.has_sent("oldest_waiting opened", "oldest_waiting closed")
 
 
+async def test_a_pause_that_was_forgotten():
+    async with alerted() as world:
+        store = world.runtime.receiver.store
+        pause = {"actor": "ann", "reason": "for a secret project", "until": None}
+        await store.pause("@stripe:invoice.*", now=world.clock(), **pause)
+        await world.has_sent()
+        world.clock.ahead += 901
+        await world.has_sent("events_paused opened")
+        assert "invoice.* of stripe since 20" in world.messages[0]["detail"]
+        assert "secret project" not in str(world.messages)
+        await store.resume("@stripe:invoice.*", actor="ann", now=world.clock())
+        await world.has_sent("events_paused opened", "events_paused closed")
+
+
 async def check_endpoint(world):
     """Read the endpoint at the upstream, as the runtime does each minute."""
     with contextlib.suppress(SdkError):

@@ -16,6 +16,7 @@ from sdk_trio.alerts.conditions import (
 from sdk_trio.alerts.messages import TITLES
 from sdk_trio.config.options.alerts import AlertsOptions
 from sdk_trio.records.alerts import AlertName
+from sdk_trio.records.policies import EventPause
 
 NOW = 1_800_000_000.0
 OPTIONS = AlertsOptions(dead_letters=3, silence_minutes=30)
@@ -26,6 +27,10 @@ def holding(facts: Facts, options: AlertsOptions = OPTIONS) -> list[str]:
     return [str(each.name) for each in evaluate(facts, options, NOW) if each.holds]
 
 
+def pause(since: float) -> EventPause:
+    return EventPause("order.*", since, "ann", "a secret reason")
+
+
 @pytest.mark.parametrize(
     ("name", "just", "not_yet"),
     [
@@ -34,6 +39,8 @@ def holding(facts: Facts, options: AlertsOptions = OPTIONS) -> list[str]:
         ("silence", {"last_delivery_at": NOW - 1801}, {"last_delivery_at": NOW - 1800}),
         ("oldest_waiting", {"oldest_waiting_at": NOW - 901}, {"oldest_waiting_at": NOW - 900}),
         ("oldest_waiting", {"oldest_waiting_at": NOW - 901}, {"oldest_waiting_at": inf}),
+        ("events_paused", {"pauses": [pause(NOW - 901)]}, {"pauses": [pause(NOW - 900)]}),
+        ("events_paused", {"pauses": [pause(NOW), pause(1.0)]}, {"pauses": []}),
         (
             "store_unreachable",
             {"store_writes": False, "store_failing_since": NOW - UNREACHABLE_SECONDS},
