@@ -359,6 +359,7 @@ class CatchUp:
                 # A group of the nursery would end the watch of all accounts.
                 failures.append(error)
                 nursery.cancel_scope.cancel()
+                await trio.lowlevel.checkpoint()
 
         async with trio.open_nursery() as nursery:
             for change in changes:
