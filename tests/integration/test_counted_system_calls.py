@@ -22,10 +22,10 @@ SCHEDULED = {"futex", "epoll_wait", "mprotect", "mmap", "munmap", "brk", "sched_
 @pytest.mark.parametrize(
     ("way", "most", "syncs"),
     [
-        ("inline", 34, 1),
-        ("enqueued", 60, 2),
-        ("inline:fresh", 44, 1),
-        ("enqueued:fresh", 70, 2),
+        ("inline", 31, 1),
+        ("enqueued", 36, 1),
+        ("inline:fresh", 41, 1),
+        ("enqueued:fresh", 45, 1),
         ("memory", 4, 0),
         ("memory:fresh", 13, 0),
     ],

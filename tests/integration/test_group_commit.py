@@ -19,6 +19,7 @@ import trio.testing
 from sdk_trio.errors import StoreLostError, StoreUnavailableError
 from sdk_trio.storage import commit as commit_module
 from sdk_trio.storage.commit import BATCH_LIMIT, GroupCommit
+from sdk_trio.storage.engines import files as files_module
 from sdk_trio.storage.engines import sqlite as sqlite_module
 from sdk_trio.storage.engines.sqlite import SqliteEngine, SqliteReader
 from sdk_trio.storage.readers import ReaderPool
@@ -580,6 +581,38 @@ async def test_closing_a_silent_store_is_logged(
 
 
 # -- the file ----------------------------------------------------------------------------------
+
+
+def _replace(path: Path) -> None:
+    copy = path.with_name("copy")
+    copy.write_bytes(path.read_bytes())
+    copy.replace(path)
+
+
+def _move_behind_a_link(path: Path) -> None:
+    elsewhere = path.parent / "elsewhere"
+    elsewhere.mkdir()
+    path.rename(elsewhere / path.name)
+    path.symlink_to(elsewhere / path.name)
+
+
+@pytest.mark.parametrize("suffix", ["", "-wal", "-shm"])
+@pytest.mark.parametrize("is_linked", [False, True])
+async def test_a_file_is_missed_although_its_directory_had_not_changed_for_long(
+    store: GroupCommit, file: str, suffix: str, is_linked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As if every earlier change of the directory were long ago.
+    monkeypatch.setattr(files_module, "SETTLED_SECONDS", -1.0)
+    path = Path(f"{file}{suffix}")
+    await put(store, "before")
+    if is_linked:  # the commits are still in the files that the names lead to
+        _move_behind_a_link(path)
+        path = path.resolve()
+    await put(store, "settled")
+    await put(store, "unchanged")
+    _replace(path)
+    with pytest.raises(StoreLostError, match="was replaced"):
+        await put(store, "later")
 
 
 async def test_a_store_whose_file_was_replaced_is_refused_until_a_restart(

@@ -4,8 +4,13 @@ SQLite keeps the descriptors that it opened. If the files are removed, replaced 
 continues to write commits that no later process will find, and with a write-ahead log it does not
 notice. So after every commit, and before its callers get their results, :class:`StoreFile` checks
 that the commit is in the files that the *names* refer to now. With one check a second, deliveries
-acknowledged in that second could be lost. A check costs seven system calls a batch, in addition to
+acknowledged in that second could be lost. A check costs six system calls a batch, in addition to
 one ``fdatasync`` (docs/adr/0024-store-files.md).
+
+A name can refer to another file only after its directory has changed, and each change sets a time
+there (``ctime``) that no program can choose. So one call for the directory replaces those for the
+three files, unless the last change is more recent than :data:`SETTLED_SECONDS`: file systems round
+the time, and a second change may get the time of the first one.
 
 On Windows an open file can be neither removed nor replaced, so nothing is checked.
 
@@ -49,6 +54,10 @@ _LEAST_INDEX = 32_768
 #: Time for a database that seems truncated to grow, in seconds: another process's checkpoint writes
 #: the new size before the last page.
 _GROWING_SECONDS = 1.0
+
+#: Age of the last change of a directory, in seconds, from which on a further one has another time:
+#: the coarsest file systems count two seconds.
+SETTLED_SECONDS = 3.0
 
 #: Damage that SQLite reports is believed after this time, in seconds.
 _DAMAGE_SECONDS = 2.0
@@ -153,6 +162,10 @@ class StoreFile:
         self._log_id = self._identity(self._log)[0]
         self._index_id = self._identity(self._index)[0]
         self._size = 0
+        self._directory = os.path.dirname(self.file)
+        # Device, inode and last change of the directory in which the three names were found to be
+        # right; None: they have to be looked at.
+        self._settled: tuple[int, int, int] | None = None
         self._reader = _open_by_sqlite(self.file)
         self._head = self._read_head()
         # A plain descriptor is safe here: SQLite locks no byte of the log. It is opened last, so
@@ -230,15 +243,35 @@ class StoreFile:
     # -- looking ---------------------------------------------------------------------------------
 
     def _require_files(self) -> None:
-        size = self._require(self.file, self._database_id)
-        self._require(self._log, self._log_id)
-        self._require(self._index, self._index_id)
+        size = self._require_names()
         if self._read_head() != self._head:
             raise self._lost(self.file, "was cut short or overwritten")
         # A database may grow; only a smaller one needs a reason.
         if size < self._size:
             self._require_whole(size)
         self._size = size
+
+    def _require_names(self) -> int:
+        """Check that the three names refer to our files; return the size of the database."""
+        # Read before the names, so that the next check finds a change in between.
+        state, changed_at = self._state_of_directory()
+        if state is not None and state == self._settled:
+            return self._reader.xFileSize()
+        size = self._require(self.file, self._database_id)
+        self._require(self._log, self._log_id)
+        self._require(self._index, self._index_id)
+        is_settled = clock.wall() - changed_at > SETTLED_SECONDS and not any(
+            map(os.path.islink, (self.file, self._log, self._index))
+        )
+        self._settled = state if is_settled else None
+        return size
+
+    def _state_of_directory(self) -> tuple[tuple[int, int, int] | None, float]:
+        try:
+            found = os.stat(self._directory)
+        except OSError:
+            return None, 0.0  # the check of the names reports the reason
+        return (found.st_dev, found.st_ino, found.st_ctime_ns), found.st_ctime
 
     def _require(self, path: str, identity: _Identity) -> int:
         found, size = self._identity(path)

@@ -120,17 +120,22 @@ class SqliteTransaction:
     def insert(
         self, insert: Insert, rows: Sequence[Sequence[Any]], /, *, complete: bool = False
     ) -> list[Row]:
+        if len(rows) == 1:
+            return self._insert_at_once(insert, 1, rows[0])
         returned: list[Row] = []
         begin = 0
         for size in ROWS_AT_ONCE:
             while len(rows) - begin >= size:
-                text = self._inserts.get((insert, size))
-                if text is None:
-                    text = self._inserts[insert, size] = SQLITE.insert_text(insert, size)
                 values = [value for row in rows[begin : begin + size] for value in row]
-                returned += self.connection.execute(text, values)
+                returned += self._insert_at_once(insert, size, values)
                 begin += size
         return returned
+
+    def _insert_at_once(self, insert: Insert, size: int, values: Sequence[Any]) -> list[Row]:
+        text = self._inserts.get((insert, size))
+        if text is None:
+            text = self._inserts[insert, size] = SQLITE.insert_text(insert, size)
+        return self.connection.execute(text, values).fetchall()
 
     def note_change(self, *, done: int = 0) -> None:
         """Do nothing: SQLite's ``data_version`` shows other processes the change."""

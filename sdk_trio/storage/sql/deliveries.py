@@ -442,6 +442,44 @@ class RunEnd(msgspec.Struct, frozen=True, gc=False):
     begun: float | None = None
 
 
+_ADD_ENDED = Insert(
+    "ended",
+    {
+        "sequence": "bigint",
+        "queued": "boolean",
+        "attempts": "integer",
+        "earlier_attempts": "integer",
+        "process_ends": "integer",
+        "ran_alone": "boolean",
+        "generation": "integer",
+        "started_at": "float8",
+        "finished_at": "float8",
+        "last_error": "text",
+    },
+)
+
+_ENDED = ", ".join(_ADD_ENDED.columns)
+
+# The values of these columns, from a row of `work` with the run's end (`now`), its start (`begun`)
+# and the number of its starts that are not counted yet (`uncounted`). Without a failed run, the
+# last error is the reason why the delivery had waited, such as a paused route, and that is over.
+_AS_ENDED = """
+    sequence, queued, attempts + uncounted, earlier_attempts, process_ends, ran_alone, generation,
+    CASE WHEN uncounted = 1 THEN begun ELSE started_at END, now,
+    CASE WHEN attempts + uncounted > 1 THEN last_error END
+"""
+_UNCOUNTED = "CASE WHEN begun IS NULL OR state = 'running' THEN 0 ELSE 1 END"
+
+# On SQLite, a lone run ends by these two. They need half of the instructions of the statements for
+# many runs, for which SQLite makes three temporary tables: one for each list and for RETURNING.
+_END_ONE = f"""
+INSERT INTO ended ({_ENDED}) SELECT {_AS_ENDED} FROM (
+    SELECT *, {_UNCOUNTED} AS uncounted FROM (
+        SELECT work.*, :now AS now, :begun AS begun FROM work
+        WHERE sequence = :sequence AND lease_token = :token AND {unfinished()}))
+"""
+_TAKE_OUT_ONE = "DELETE FROM work WHERE sequence = :sequence"
+
 # A run that has lost its lease changes nothing. Tokens are unique, so the two lists need not be
 # compared as pairs.
 _TAKE_OUT = f"""
@@ -459,34 +497,12 @@ WITH brought AS (
 ), taken AS (
     DELETE FROM work USING brought
     WHERE work.sequence = brought.sequence AND lease_token = brought.token AND {unfinished()}
-    RETURNING work.*, now, begun,
-        CASE WHEN begun IS NULL OR state = 'running' THEN 0 ELSE 1 END AS uncounted
+    RETURNING work.*, now, begun, {_UNCOUNTED} AS uncounted
 ), added AS (
-    INSERT INTO ended (sequence, queued, attempts, earlier_attempts, process_ends, ran_alone,
-        generation, started_at, finished_at, last_error)
-    SELECT sequence, queued, attempts + uncounted, earlier_attempts, process_ends, ran_alone,
-        generation, CASE WHEN uncounted = 1 THEN begun ELSE started_at END, now,
-        CASE WHEN attempts + uncounted > 1 THEN last_error END
-    FROM taken
+    INSERT INTO ended ({_ENDED}) SELECT {_AS_ENDED} FROM taken
 ), counted(taken, 1)
 SELECT sequence FROM taken
 """
-
-_ADD_ENDED = Insert(
-    "ended",
-    {
-        "sequence": "bigint",
-        "queued": "boolean",
-        "attempts": "integer",
-        "earlier_attempts": "integer",
-        "process_ends": "integer",
-        "ran_alone": "boolean",
-        "generation": "integer",
-        "started_at": "float8",
-        "finished_at": "float8",
-        "last_error": "text",
-    },
-)
 
 _BESIDE_ENDED = arrivals.Beside(
     "ended",
@@ -506,6 +522,8 @@ def end_all(tx: SqlTransaction, terms: LeaseTerms, runs: Sequence[RunEnd]) -> li
         if ended:
             tx.note_change(done=len(ended))
         return [run.sequence in ended for run in runs]
+    if len(runs) == 1:
+        return [_end_one(tx, runs[0])]
     ends = {run.sequence: run for run in runs}
     taken_out = tx.all(_TAKE_OUT, sequences=list(ends), tokens=[run.token for run in runs])
     rows = []
@@ -514,9 +532,7 @@ def end_all(tx: SqlTransaction, terms: LeaseTerms, runs: Sequence[RunEnd]) -> li
         run = ends.pop(sequence)
         if run.begun is not None and state != "running":
             attempts, started_at = attempts + 1, run.begun
-        # Without a failed run, the last error is the reason why it had waited, such as a paused
-        # route, and that is over.
-        error = error if attempts > 1 else None
+        error = error if attempts > 1 else None  # as in _AS_ENDED
         rows.append(
             (
                 sequence,
@@ -535,6 +551,16 @@ def end_all(tx: SqlTransaction, terms: LeaseTerms, runs: Sequence[RunEnd]) -> li
         tx.insert(_ADD_ENDED, rows)
         tx.note_change(done=len(rows))
     return [run.sequence not in ends for run in runs]
+
+
+def _end_one(tx: SqlTransaction, run: RunEnd) -> bool:
+    is_ours = tx.run(
+        _END_ONE, sequence=run.sequence, token=run.token, now=run.finished_at, begun=run.begun
+    )
+    if is_ours:
+        tx.run(_TAKE_OUT_ONE, sequence=run.sequence)
+        tx.note_change(done=1)
+    return bool(is_ours)
 
 
 def _columns_of(runs: Sequence[RunEnd]) -> dict[str, list[Any]]:
