@@ -2,7 +2,7 @@
 
     python benchmarks/sharing.py [--sqlite] [--rounds 6] [--events 1500]
 
-Each round starts one process for each mode, in an order that alternates. The process accepts events
+Each round starts one process for each mode, and the next round begins with another mode. The process accepts events
 with 64 tasks and handles them with an empty handler, on a store of its own kind:
 
 - ``off``: without the part that shares,
@@ -139,7 +139,8 @@ def main() -> None:
         return
     found: dict[str, list[tuple[float, float]]] = {mode: [] for mode in MODES}
     for number in range(given.rounds):
-        for mode in MODES if number % 2 == 0 else reversed(MODES):
+        first = number % len(MODES)
+        for mode in (*MODES[first:], *MODES[:first]):
             with tempfile.TemporaryDirectory(dir="/var/tmp") as directory:
                 file = str(Path(directory) / "inbox.db")
                 with nullcontext(file) if given.sqlite else database() as store:
