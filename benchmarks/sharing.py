@@ -2,8 +2,8 @@
 
     python benchmarks/sharing.py [--sqlite] [--rounds 6] [--events 1500]
 
-Each round starts one process for each mode, and the next round begins with another mode. The process accepts events
-with 64 tasks and handles them with an empty handler, on a store of its own kind:
+Each round starts one process for each mode, and the next round begins with another mode. The
+process accepts events with 64 tasks and handles them with an empty handler, on a store of its own:
 
 - ``off``: without the part that shares,
 - ``on``: as it is, while no other host has asked for work,
