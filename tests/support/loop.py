@@ -2,7 +2,7 @@
 
 import queue
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import trio
@@ -33,3 +33,19 @@ class Loop:
     def stop(self) -> None:
         trio.from_thread.run_sync(self._stop.set, trio_token=self._token)
         self._thread.join(60)
+
+
+async def together(calls: Iterable[Callable[[], Awaitable[Any]]]) -> list[Any]:
+    """Run all calls at once, and return their results in order.
+
+    Concurrent calls of a store share trips to its thread.
+    """
+    results: dict[int, Any] = {}
+
+    async def run(number: int, call: Callable[[], Awaitable[Any]]) -> None:
+        results[number] = await call()
+
+    async with trio.open_nursery() as nursery:
+        for number, call in enumerate(calls):
+            nursery.start_soon(run, number, call)
+    return [results[number] for number in sorted(results)]

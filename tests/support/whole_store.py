@@ -1,5 +1,6 @@
 """A store with all kinds of data, and its content as its interface returns it."""
 
+from functools import partial
 from pathlib import Path
 
 import attrs
@@ -21,6 +22,7 @@ from sdk_trio.records.upgrades import UpgradeMarker, UpgradeState
 from sdk_trio.storage.sql import arrivals
 from sdk_trio.storage.sqlite_inbox import SqliteInbox
 
+from .loop import together
 from .postgres import PostgresServer, running_server
 from .stores import claim
 
@@ -78,20 +80,7 @@ async def fill(inbox, rounds: int = 1) -> None:
 
     The last delivery is removed again, and no other one gets its sequence.
     """
-    for number in range(rounds):
-        for name, outcome in (
-            ("done", Done()),
-            ("dead", Dead("ValueError: no", "app.py:1", "Traceback")),
-            ("again", Retry(9e9, "ValueError: not yet")),
-        ):
-            key = f"{name}-{number}"
-            await inbox.accept(delivery(key, subject=f"order-{number}"), leased=True)
-            await inbox.start(key, now=5001.0)
-            await inbox.finish(key, outcome, now=5002.5)
-        await inbox.park(delivery(f"parked-{number}", type="order.odd"), "no handler; register one")
-        await inbox.accept(delivery(f"leased-{number}"), leased=True)
-        await inbox.accept(delivery(f"waits-{number}"), leased=False)
-        await inbox.claim(delivery(f"runs-{number}"))
+    await together(partial(_fill_round, inbox, number) for number in range(rounds))
     await inbox.keep_other(NewDelivery("done-0", "order.paid", b'{"other":1}', 7, 5003.0))
     for name, ordered in (("odd", True), ("odd too", True), ("plain", False)):
         incoming = NewDelivery(name, ODD, b"\0\xff{}", 7, 5000.5, ODD, ordered, tenant_id="t1")
@@ -149,6 +138,22 @@ async def fill(inbox, rounds: int = 1) -> None:
     )
 
 
+async def _fill_round(inbox, number: int) -> None:
+    for name, outcome in (
+        ("done", Done()),
+        ("dead", Dead("ValueError: no", "app.py:1", "Traceback")),
+        ("again", Retry(9e9, "ValueError: not yet")),
+    ):
+        key = f"{name}-{number}"
+        await inbox.accept(delivery(key, subject=f"order-{number}"), leased=True)
+        await inbox.start(key, now=5001.0)
+        await inbox.finish(key, outcome, now=5002.5)
+    await inbox.park(delivery(f"parked-{number}", type="order.odd"), "no handler; register one")
+    await inbox.accept(delivery(f"leased-{number}"), leased=True)
+    await inbox.accept(delivery(f"waits-{number}"), leased=False)
+    await inbox.claim(delivery(f"runs-{number}"))
+
+
 #: The rows of the tables after ``fill(rounds)``, without the store's internal ones.
 def rows_of(rounds: int) -> dict[str, int]:
     return {
@@ -175,9 +180,9 @@ async def contents(inbox) -> dict[str, object]:
     records = await inbox.find(limit=10_000, oldest_first=True)
     keys = [record.key for record in records]
     return {
-        "records": [await inbox.get(key) for key in keys],
-        "attempts": [list(await inbox.attempts(key)) for key in keys],
-        "evidence": [list(await inbox.evidence(key)) for key in keys],
+        "records": await together(partial(inbox.get, key) for key in keys),
+        "attempts": list(map(list, await together(partial(inbox.attempts, key) for key in keys))),
+        "evidence": list(map(list, await together(partial(inbox.evidence, key) for key in keys))),
         "of a type": await inbox.find(type=ODD),
         "of a tenant": await inbox.find(tenant_id="t1"),
         "of a subject": await inbox.find(subject="order-0"),
