@@ -695,15 +695,20 @@ def stalled_runs(seed: int) -> SimulationPlan:
 
 
 def ends_in_commits(seed: int) -> SimulationPlan:
-    """Return a plan of inline runs that end during a commit, which a disk fails that is full."""
-    begin = 1.0 + seed % 100 / 1000
+    """Return a plan of inline runs that end during a commit, which a disk fails that is full.
+
+    The first commit in the hang is that of a claim, because the queue has just polled. The disk
+    hangs again when that commit fails, and has space when the next one is made.
+    """
+    begin = 1.18 + seed % 20 / 1000
     arrivals = tuple(
-        Arrival(number, 1.0 + number / 50, "order.paid", f"sub_{number}", (Trouble("slow", 1.0),))
+        Arrival(number, 1.2 + number / 50, "order.paid", f"sub_{number}", (Trouble("slow", 1.0),))
         for number in range(3)
     )
     hang = Fault(begin, "hang", 3.0)
-    full = Fault(begin + 1.0, "full", 2.0 + seed % 7 / 1000)
-    return SimulationPlan(seed, arrivals, (hang, full))
+    full = Fault(begin + 1.0, "full", 2.03)
+    again = Fault(begin + 2.99, "hang", 0.06)
+    return SimulationPlan(seed, arrivals, (hang, full, again))
 
 
 def failing_tenant(seed: int) -> SimulationPlan:
@@ -721,6 +726,11 @@ def failing_tenant(seed: int) -> SimulationPlan:
         for number in range(6)
     )
     return SimulationPlan(seed, arrivals, ())
+
+
+def simultaneous_runs(seed: int) -> SimulationPlan:
+    """Return a plan of events of a limited handler that come at once, and run for a while."""
+    return slow_events(seed, Trouble("slow", 5.0))
 
 
 def long_runs(seed: int) -> SimulationPlan:
@@ -772,7 +782,7 @@ BUGS = (
     Bug(pause_ignored, PAUSES),
     Bug(pause_noticed_late, PAUSES),
     Bug(held_after_resume, PAUSES),
-    Bug(concurrency_ignored, LIMITS),
+    Bug(concurrency_ignored, LIMITS, simultaneous_runs),
     Bug(rate_refilled, LIMITS),
     Bug(newest_state_superseded, LIMITS),
     Bug(late_state_runs, LIMITS),

@@ -5,7 +5,7 @@ the final content of the store.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 import msgspec
@@ -42,6 +42,9 @@ LATE_SECONDS = 20.0
 
 #: Time after which the reported success of a queued run is committed, in seconds.
 UNCOMMITTED_SECONDS = 2 * LINGER_SECONDS
+
+#: A process that stops within this many seconds after a fault of the disk may give up outcomes.
+GIVE_UP_SECONDS = 10.0
 
 
 class HandlerRun(msgspec.Struct, eq=False):
@@ -91,8 +94,6 @@ class Auditor:
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        # A crash or a long stall prevents outcomes from being recorded. So does a fault of the
-        # disk, if the process ends before the fault does.
         self._crashed_at = self._stopped_at = self._faulty_until = -math.inf
         self._faulty_since = math.inf
         # When a host was paused or resumed.
@@ -101,9 +102,13 @@ class Auditor:
         #: When each event was first acknowledged.
         self.acknowledged: dict[str, float] = {}
         self.runs: dict[str, list[HandlerRun]] = {}
-        self._recorded: dict[str, float] = {}
+        # When the success of an event was reported as recorded, and by which host.
+        self._recorded: dict[str, tuple[float, str]] = {}
+        # Hosts that may have left outcomes unrecorded: those that crashed, those that were stalled
+        # for long, and those that stopped while the disk failed.
         self._down: set[str] = set()
         self._stalled: set[str] = set()
+        self._gave_up: set[str] = set()
         self._ordered: set[str] = set()
         self._begun = 0
         #: The start and end of each fault, in seconds.
@@ -111,6 +116,8 @@ class Auditor:
         #: Returns whether a host has an outcome of an event in memory that the store has not
         #: recorded.
         self.remembers: Callable[[str, str], bool] = lambda _machine, _key: False
+        #: Returns the events whose success a host has reported, and not committed yet.
+        self.uncommitted: Callable[[str], Collection[str]] = lambda _machine: ()
         #: The number of workers of all processes.
         self.workers = 1
         #: The events of the plan.
@@ -187,7 +194,7 @@ class Auditor:
         self._disturb(self._now())
         self._down.add(machine)
         self._crashed_at = self._now()
-        self._forget_recent()
+        self._forget_uncommitted(machine)
         for runs in self.runs.values():
             for run in runs:
                 if run.machine == machine and run.ended is None:
@@ -202,7 +209,7 @@ class Auditor:
         self._disturb(self._now())
         if long:
             self._stalled.add(machine)
-            self._forget_recent()
+            self._forget_uncommitted(machine)
 
     def wake(self, machine: str) -> None:
         """Note that a host was resumed; after a long stall, outcomes of its runs may not count."""
@@ -218,34 +225,41 @@ class Auditor:
         self._faulty_until = max(self._faulty_until, until)
         self._disturb(until)
 
-    def stop(self) -> None:
-        """Note that a process has stopped as requested."""
-        self._stopped_at = self._now()
-        if self._faulty_until >= self._now():
-            self._forget_recent()
-        self._disturb(self._now())
+    def stop(self, machine: str) -> None:
+        """Note that a process has stopped, as requested or by an error."""
+        now = self._stopped_at = self._now()
+        if now <= self._faulty_until + GIVE_UP_SECONDS:
+            self._gave_up.add(machine)
+        if now <= self._faulty_until:
+            since = min(now, self._faulty_since) - UNCOMMITTED_SECONDS
+            self._forget([
+                key for key, (at, by) in self._recorded.items() if by == machine and at >= since
+            ])  # fmt: skip
+        self._disturb(now)
 
-    def _forget_recent(self) -> None:
-        """Forget the successes that are not committed yet: their events may run again.
+    def _forget_uncommitted(self, machine: str) -> None:
+        self._forget(self.uncommitted(machine))
 
-        They are committed within :data:`UNCOMMITTED_SECONDS`, or after a fault of the disk.
-        """
-        since = self._now() - UNCOMMITTED_SECONDS
-        if self._faulty_until + AFTERMATH_SECONDS >= self._now():
-            since = min(since, self._faulty_since - UNCOMMITTED_SECONDS)
-        self._recorded = {key: at for key, at in self._recorded.items() if at < since}
+    def _forget(self, keys: Iterable[str]) -> None:
+        """Forget successes that are not committed: their events may run again."""
+        for key in keys:
+            self._recorded.pop(key, None)
 
     def fail(self, error: str) -> None:
         """Note that a process has ended with an error, which only a failing disk justifies."""
         if self._faulty_until + AFTERMATH_SECONDS < self._now():
             self.find("failed", f"a process has ended: {error}")
 
-    def _may_repeat(self, run: HandlerRun, ended: float, machine: str) -> bool:
-        """Return whether another run may begin on ``machine`` after one that has succeeded."""
+    def _may_repeat(self, run: HandlerRun, machine: str) -> bool:
+        """Return whether another run may begin on ``machine`` after one that has succeeded, and
+        whose outcome was not reported as recorded.
+
+        Only the host of that run could record its outcome.
+        """
         if run.machine != machine and self.remembers(run.machine, run.key):
             # Only its own process remembers an inline outcome that the store has not recorded.
             return True
-        return max(self._crashed_at, min(self._stopped_at, self._faulty_until)) >= ended
+        return any(run.machine in hosts for hosts in (self._down, self._stalled, self._gave_up))
 
     def begin(
         self,
@@ -291,18 +305,19 @@ class Auditor:
         run = HandlerRun(key, machine, self._now(), self._begun, limit=limit, group=group)
         if (recorded := self._recorded.get(key)) is not None:
             self.find(
-                "ran_again", f"{key} runs again, although it was recorded as done at {recorded:.3f}"
+                "ran_again",
+                f"{key} runs again, although it was recorded as done at {recorded[0]:.3f}",
             )
         for earlier in runs:
             if earlier.ended is None and earlier.machine in self._stalled:
                 continue
             if earlier.ended is None:
                 self.find("two_runs", f"{key} runs twice at once, since {earlier.begun:.3f}")
-            elif earlier.result == "done" and not self._may_repeat(earlier, earlier.ended, machine):
+            elif earlier.result == "done" and not self._may_repeat(earlier, machine):
                 self.find(
                     "ran_again",
                     f"{key} runs again, although it had succeeded at {earlier.ended:.3f} and "
-                    "nothing went wrong since",
+                    "nothing has prevented its record",
                 )
         runs.append(run)
         return run
@@ -385,7 +400,7 @@ class Auditor:
         """Note that the runtime has recorded an event as done."""
         # A run that has lost its lease also logs this event, but nothing is recorded.
         if machine not in self._stalled:
-            self._recorded.setdefault(key, self._now())
+            self._recorded.setdefault(key, (self._now(), machine))
 
     def _is_done_without_success(
         self, record: DeliveryRecord, held: Mapping[str, DeliveryRecord]

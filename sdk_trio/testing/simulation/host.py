@@ -5,7 +5,7 @@ import os
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import msgspec
 import trio
@@ -19,6 +19,7 @@ from ...records.deliveries import DeliveryRecord
 from ...runtime import Runtime
 from ...runtime.worker import WorkerAssignment
 from ...storage.ports import Inbox
+from ...storage.sqlite_inbox import SqliteInbox
 from ...webhooks import HandlerRegistry, Services, WebhookHandlerBase
 from ...webhooks.bound import BoundHandler, BoundHandlers, HandlersOfSource
 from ...webhooks.receiver import Share
@@ -264,7 +265,7 @@ class Host:
         finally:
             if not machine.down:
                 machine.down = True
-                self._world.auditor.stop()
+                self._world.auditor.stop(machine.name)
                 machine.release()
                 machine.gone.set()
 
@@ -386,3 +387,12 @@ def remembers_outcome(runtime: Runtime, key: str) -> bool:
     """Return whether a runtime has an inline outcome in memory that the store has not recorded."""
     running = runtime.receiver._running
     return running is not None and key in running.runner.inline._unrecorded
+
+
+def uncommitted_ends(runtime: Runtime) -> set[str]:
+    """Return the keys of the successes that a runtime has reported, and not committed yet."""
+    running = runtime.receiver._running
+    if running is None:
+        return set()
+    ends = cast("SqliteInbox", running.inbox)._ends._ends.values()
+    return {end.key for end in ends if not end.unit.finished or end.unit.error is not None}

@@ -25,7 +25,14 @@ from ...webhooks import HandlerRegistry
 from .audit import FINAL, Auditor, Violation
 from .disk import Disk, SimulatedFiles
 from .feed import TOKEN, TOKEN_VARIABLE, FeedClient
-from .host import Host, held_in_memory, records_of, remembers_outcome, secret_of
+from .host import (
+    Host,
+    held_in_memory,
+    records_of,
+    remembers_outcome,
+    secret_of,
+    uncommitted_ends,
+)
 from .journal import Journal, Line
 from .machine import Machine, SimulatedOpener
 from .plan import Arrival, Fault, SimulationPlan, Trouble, World
@@ -233,6 +240,7 @@ class Simulation:
         self.members: list[Host] = [Host(self, name, place) for place, name in enumerate(names, 1)]
         self.path = _PATH
         self.auditor.remembers = self._remembers
+        self.auditor.uncommitted = self._uncommitted
         self._operator = Operator(self._runtimes, self.auditor)
         self._feed = FeedClient(self.plan.seed, self.members[0], self.auditor, self.record)
         self.auditor.events = self._events
@@ -432,14 +440,20 @@ class Simulation:
             if member.serves and member.runtime is not None
         ]
 
+    def _runtime_of(self, machine: str) -> Runtime | None:
+        """Return the runtime of an incarnation that has not ended."""
+        for member in self.members:
+            if member.machine is not None and member.machine.name == machine:
+                return member.runtime
+        return None
+
     def _remembers(self, machine: str, key: str) -> bool:
-        return any(
-            member.machine is not None
-            and member.machine.name == machine
-            and member.runtime is not None
-            and remembers_outcome(member.runtime, key)
-            for member in self.members
-        )
+        runtime = self._runtime_of(machine)
+        return runtime is not None and remembers_outcome(runtime, key)
+
+    def _uncommitted(self, machine: str) -> set[str]:
+        runtime = self._runtime_of(machine)
+        return set() if runtime is None else uncommitted_ends(runtime)
 
     def _longest_wait(self) -> float:
         caps = [each.settings.webhooks.queue.retry_cap_seconds for each in self._runtimes()]
