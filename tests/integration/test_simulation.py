@@ -138,7 +138,7 @@ def test_each_planted_bug_still_changes_what_it_names(bug):
     "bug", [bug for bug in BUGS if bug.plant.__name__ in QUICK], ids=lambda bug: bug.plant.__name__
 )
 def test_a_planted_bug_is_found(bug):
-    assert look_for(bug, seeds=60) is not None
+    assert look_for(bug, seeds=200) is not None
 
 
 # -- stories ---------------------------------------------------------------------------------------
