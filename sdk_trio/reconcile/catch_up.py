@@ -2,8 +2,8 @@
 
 It lists the upstream's records, selects those that changed in a range of time, and adds synthetic
 events to the inbox. ``events/lifecycle.py`` decides which types a state implies, and
-``storage/subjects.py`` which the inbox holds already. Every step is idempotent, so that a run that
-was interrupted repeats at most one page.
+``storage/subjects.py`` which the inbox holds already. Every step is idempotent. A run that was
+interrupted repeats its last page, or the pages whose records have equal times.
 """
 
 import fnmatch
