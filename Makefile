@@ -38,9 +38,9 @@ run: $(VENV)/.installed
 
 # All that is static, and the tests that start no process and open no socket but a few: these answer
 # in seconds, and each with the name of the part that is broken. Without coverage, and with few
-# examples where a test makes them up.
+# examples where a test makes them up. One process per processor, as they wait for nothing.
 check: $(VENV)/.installed-dev lint types imports
-	$(BIN)/python -m pytest --quiet --numprocesses $(WORKERS) --dist worksteal \
+	$(BIN)/python -m pytest --quiet --numprocesses $(shell nproc) --dist worksteal \
 		--hypothesis-profile check tests/unit tests/trio
 
 test: $(VENV)/.installed-dev lint types imports docs tests
@@ -53,7 +53,7 @@ lint: $(VENV)/.installed-dev $(VENV)/.async-checked
 # out, and so is what has not changed since, unless the Makefile or the environment has.
 SOURCES := $(wildcard $(shell git ls-files "sdk_trio/*.py"))
 CHANGED = $(if $(filter-out %.py,$?),$(SOURCES),$?)
-WITH_ASYNC_WORDS := grep -lE 'async|trio|BaseException|except(:|[*])' /dev/null
+WITH_ASYNC_WORDS := grep -lE 'async|\btrio|BaseException|except(:|[*])' /dev/null
 $(VENV)/.async-checked: $(SOURCES) Makefile $(VENV)/.installed-dev
 	@$(WITH_ASYNC_WORDS) $(filter-out $(WITHOUT_CHECKPOINTS) $(ON_ASYNCIO),$(CHANGED)) | \
 		xargs -r -n 20 -P 4 $(BIN)/flake8-async $(FLAKE8_ASYNC)
