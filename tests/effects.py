@@ -39,6 +39,7 @@ import apsw
 import attrs
 import trio
 from support.deliveries import SECRET
+from support.keyed import ByKey
 
 from sdk_trio import MARKERS_SCHEMA, HandlerRegistry, Settings, Transaction, first_time
 from sdk_trio.events import OrderPaidEvent
@@ -72,11 +73,11 @@ class Place:
     async def open(self, owner: str) -> Any:
         terms = {"lease_seconds": LEASE_SECONDS, "dedup_seconds": 1e6, "payload_seconds": 1e6}
         if self.engine == "sqlite":
-            return await SqliteInbox.open(self.directory / "inbox.db", owner=owner, **terms)
+            return ByKey(await SqliteInbox.open(self.directory / "inbox.db", owner=owner, **terms))
         from sdk_trio.storage.engines.postgres_address import PostgresAddress
         from sdk_trio.storage.postgres_inbox import PostgresInbox
 
-        return await PostgresInbox.open(PostgresAddress(dsn=self.dsn), owner=owner, **terms)
+        return ByKey(await PostgresInbox.open(PostgresAddress(dsn=self.dsn), owner=owner, **terms))
 
     @contextmanager
     def own_transaction(self) -> Iterator[Any]:

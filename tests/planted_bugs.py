@@ -38,7 +38,7 @@ from sdk_trio.records.deliveries import (
     NewDelivery,
     Retry,
 )
-from sdk_trio.storage import admission, commit, inbox, known_keys
+from sdk_trio.storage import admission, inbox, known_keys, units
 from sdk_trio.storage.claims import UnawaitedClaims
 from sdk_trio.storage.engines import sqlite as engine
 from sdk_trio.storage.sql import deliveries, leases, policies
@@ -169,11 +169,12 @@ class Everything:
 def renewed_by_owner() -> Any:
     """All leases of an owner are renewed, so a lease that no run holds never expires."""
     renew = leases.renew
-    return patch.object(
-        inbox.leases, "renew", lambda tx, terms, _, held, now: renew(
-            tx, terms, Everything(), held, now=now
-        )
-    )  # fmt: skip
+
+    def renew_all(tx: Any, terms: Any, held: Any, _: Any, now: float) -> Any:
+        tokens = [token for _, token in tx.all(leases._LEASED_BY_US, owner=terms.owner)]
+        return renew(tx, terms, held, tokens, now=now)
+
+    return patch.object(inbox.leases, "renew", renew_all)
 
 
 def sync_failure_ignored() -> Any:
@@ -231,7 +232,7 @@ def failed_commit_acknowledged() -> Any:
 
 def failed_batch_succeeds() -> Any:
     """The callers of a failed batch are not notified."""
-    return patch.object(commit, "_fail", lambda *_: None)
+    return patch.object(units, "_fail", lambda *_: None)
 
 
 def no_poll() -> Any:
@@ -365,7 +366,7 @@ def outcome_dropped_when_store_fails() -> Any:
 
     async def once(self: Any, lease: Any, outcome: Any) -> None:
         try:
-            await self.record(lease.key, outcome)
+            await self.record(lease.lease, outcome)
         except StoreUnavailableError:
             await trio.lowlevel.checkpoint()
 

@@ -26,6 +26,7 @@ from typing import Any
 
 import attrs
 import trio
+from support.keyed import ByKey
 from support.postgres import PostgresServer, remove_server, running_server
 from support.postgres_work import add_days, add_finished, blocks, forget_blocks, work
 
@@ -61,8 +62,8 @@ CHUNK = 100_000
 
 
 @asynccontextmanager
-async def opened(dsn: str, owner: str) -> AsyncIterator[PostgresInbox]:
-    inbox = await PostgresInbox.open(PostgresAddress(dsn=dsn), owner=owner, **TERMS)
+async def opened(dsn: str, owner: str) -> AsyncIterator[ByKey]:
+    inbox = ByKey(await PostgresInbox.open(PostgresAddress(dsn=dsn), owner=owner, **TERMS))
     try:
         yield inbox
     finally:
@@ -378,7 +379,7 @@ def history(finished: int, days: int, directory: str | None) -> bool:
 
     async def measure(dsn: str, rows: int) -> None:
         nonlocal kept_all
-        inbox = await PostgresInbox.open(PostgresAddress(dsn=dsn), owner="history", **terms)
+        inbox = ByKey(await PostgresInbox.open(PostgresAddress(dsn=dsn), owner="history", **terms))
         print(f"\n| {rows} rows | CPU, process | CPU, server | latency |\n|---|---|---|---|")
         try:
             for way, tasks in (("accept", 1), ("accept", 50), ("accept, end", 50)):
@@ -453,7 +454,7 @@ def rates(events: int, rounds: int) -> bool:
         print("| way | store | events a second | CPU, process | CPU, server | statements |")
         print("|---|---|---|---|---|---|")
         async with opened(server.fresh(), "rates") as postgres:
-            sqlite = await SqliteInbox.open(directory / "inbox.db", owner="rates", **TERMS)
+            sqlite = ByKey(await SqliteInbox.open(directory / "inbox.db", owner="rates", **TERMS))
             for way, tasks in [*((way, 50) for way in WAYS), ("accept", 1), ("accept, end", 1)]:
                 found: dict[str, list[Cost]] = {"PostgreSQL": [], "SQLite": []}
                 for _ in range(rounds):

@@ -12,6 +12,8 @@ from typing import Any, Final
 
 import msgspec
 
+from ..base.text import storable
+
 
 class Stage(msgspec.Struct, frozen=True):
     """One lifecycle type of a kind.
@@ -202,7 +204,15 @@ def find_change(
             implied.append(Implied(stage.type, changed_at if at is None else at))
         else:
             uncertain.append(stage.type)
-    return Changed(kind, subject, record, changed_at, str(text), tuple(implied), tuple(uncertain))
+    return Changed(
+        kind,
+        storable(subject),
+        storable(record),
+        changed_at,
+        storable(str(text)),
+        tuple(implied),
+        tuple(uncertain),
+    )
 
 
 def seconds_of(text: object) -> float | None:

@@ -11,12 +11,13 @@ renamed.
 
 import base64
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
 import msgspec
 
+from ..base.text import storable
 from .states import REPLAYABLE as REPLAYABLE
 from .states import UNFINISHED as UNFINISHED
 from .states import DeliveryState as DeliveryState
@@ -66,6 +67,9 @@ class NewDelivery(msgspec.Struct, frozen=True, gc=False):
     ``tenant_id`` is the tenant it belongs to, if any. ``signer`` is the tenant whose secret
     verified it, "" for the host's, ``@NAME`` for a source's. ``address`` is the sender's, if known;
     it is stored if the body differs from the first one of its key.
+
+    Half of a surrogate pair in ``webhook_id``, ``type`` or ``subject`` becomes U+FFFD, as in the
+    data of an event: no store can hold it.
     """
 
     webhook_id: str
@@ -78,6 +82,17 @@ class NewDelivery(msgspec.Struct, frozen=True, gc=False):
     tenant_id: str | None = None
     signer: str = ""
     address: str | None = None
+
+    def __post_init__(self) -> None:
+        subject = self.subject
+        if (
+            self.webhook_id.isascii()
+            and self.type.isascii()
+            and (subject is None or subject.isascii())
+        ):
+            return
+        for name in ("webhook_id", "type", "subject"):
+            msgspec.structs.force_setattr(self, name, storable(getattr(self, name)))
 
     @property
     def key(self) -> str:
@@ -183,13 +198,27 @@ class Admission(enum.Enum):
     """The same event finished within the dedup retention."""
 
 
+class Lease(msgspec.Struct, eq=False, gc=False):
+    """The ownership of one run: a claim returns it, and every later operation on the run names it.
+
+    ``key`` is the delivery's. The token is new with each claim: an operation whose token is not the
+    current one changes nothing. ``sequence`` and ``start`` (a start that may not be recorded yet)
+    belong to the store.
+    """
+
+    key: str
+    token: int
+    sequence: int = 0
+    start: Any = None
+
+
 class Admitted(msgspec.Struct, frozen=True, gc=False):
     """The result of ``accept`` and ``claim``.
 
     ``attempts`` are the runs started so far, ``earlier`` those before the last replay;
     ``generation`` counts the replays after it was done. ``same_body`` is False if the key is known
     with another body. The first body stays, and the others are stored beside it; see
-    :meth:`Inbox.evidence`.
+    :meth:`Inbox.evidence`. ``lease`` is that of the caller's run, if it runs the delivery.
     """
 
     admission: Admission
@@ -197,13 +226,15 @@ class Admitted(msgspec.Struct, frozen=True, gc=False):
     same_body: bool = True
     earlier: int = 0
     generation: int = 0
+    lease: Lease | None = None
 
 
 class Due(msgspec.Struct, frozen=True):
-    """The result of ``take_due``; the caller holds the lease of every record.
+    """The result of ``take_due``.
 
-    ``records`` include their bodies. ``more``: ask again at once, because further records may be
-    due: beyond ``limit``, in lanes that were not read, or made free by this call.
+    ``records`` include their bodies; ``leases`` has the lease of each, by key. ``more``: ask again
+    at once, because further records may be due: beyond ``limit``, in lanes that were not read, or
+    made free by this call.
     ``next_due_at`` is the time of the next retry, or None. ``unbegun`` are the keys that certainly
     no process has started to run. ``limited``: events wait for a limit of their handler.
     ``superseded`` are the keys of events that were ended, each with the key of the newer one.
@@ -215,13 +246,14 @@ class Due(msgspec.Struct, frozen=True):
     unbegun: frozenset[str] = frozenset()
     limited: bool = False
     superseded: Sequence[tuple[str, str]] = ()
+    leases: Mapping[str, Lease] = msgspec.field(default_factory=dict)
 
 
 class Renewed(msgspec.Struct, frozen=True):
     """The result of ``renew``.
 
-    ``lost`` are the keys that another owner has claimed; ``given_up`` is the number of stored
-    leases of this owner that it no longer held.
+    ``lost`` are the keys of leases that another owner has taken over; ``given_up`` is the number of
+    stored leases of this owner that it no longer held.
     """
 
     lost: frozenset[str] = frozenset()

@@ -1,4 +1,4 @@
-"""Unawaited claims: inline runs on SQLite that begin before their claim is committed.
+"""Unawaited claims and ends on SQLite: runs that begin or end before that is committed.
 
 The claim of an inline run whose key is surely new is not awaited. So a lone inline delivery is one
 transaction instead of two (docs/adr/0047-unawaited-claims.md).
@@ -8,7 +8,7 @@ transaction instead of two (docs/adr/0047-unawaited-claims.md).
 3. The handler runs.
 4. Most handlers end before the claim is handed over to the commit thread. Then the claim is
    withdrawn, and claim and outcome are one record. Otherwise the outcome is recorded after the
-   claim (:meth:`UnawaitedRun.lease`).
+   claim (:meth:`UnawaitedLease.stored`).
 
 The claims file is there for a handler that ends the process at 3, before any commit knows of the
 run: without a trace of it, each redelivery would end the process again. The file is written and not
@@ -25,8 +25,9 @@ import os
 import stat
 import struct
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
+from itertools import islice
 from typing import NamedTuple
 
 import msgspec
@@ -35,15 +36,17 @@ import trio
 from ..base.executor import run_in_thread
 from ..base.logs import get_logger
 from ..base.opener import open_file
-from ..records.deliveries import Admission, Done, NewDelivery, Outcome
+from ..errors import StoreLostError
+from ..records.deliveries import Admission, Done, Lease, NewDelivery, Outcome
 from .admission import LeaseTerms
-from .commit import GroupCommit, Unit
+from .commit import GroupCommit
 from .known_keys import StoreKeys, Version
 from .readers import ReaderPool
 from .sql import arrivals, deliveries, reads
-from .sql.deliveries import Answer, Arriving, Lease, Ran, RunEnd
+from .sql.deliveries import Answer, Arriving, Ran, RunEnd
 from .sql.dialect import SqlTransaction
 from .sql.leases import new_token
+from .units import Kind, Unit
 
 _log = get_logger("storage")
 
@@ -51,30 +54,28 @@ _log = get_logger("storage")
 SurelyNew = tuple[Arriving, Version]
 
 
-class UnawaitedRun(NamedTuple):
-    """A run whose claim is not awaited: its delivery, claim, token, slot and version."""
+class UnawaitedLease(Lease, kw_only=True, eq=False, gc=False):
+    """The lease of a run whose claim is not awaited: its delivery, claim, slot and version."""
 
     delivery: NewDelivery
     claim: Unit
-    token: int
     slot: int
     version: Version
 
-    def lease(self) -> Lease | None:
-        """Return the lease of the run if its claim is committed; in the commit thread.
+    def stored(self) -> Lease:
+        """Return the lease as the store has it; in the commit thread.
 
-        That thread does units in the order in which they were handed over, and the end of the run
-        is handed over after the claim. So there the claim is over: its row is committed, or is
-        written by this very transaction; or it was withdrawn, has failed, or was refused, because
-        another process had just written the key. On the event loop it may still be in the middle of
-        its commit, and may yet fail.
+        Its sequence is 0 unless the claim is committed. That thread does units in the order in
+        which they were handed over, and the end of the run is handed over after the claim. So there
+        the claim is over: its row is committed, or is written by this very transaction; or it was
+        withdrawn, has failed, or was refused, because another process had just written the key. On
+        the event loop it may still be in the middle of its commit, and may yet fail.
         """
-        if self.claim.error is not None or self.claim.value is None:
-            return None
-        admitted, sequence = self.claim.value
-        if admitted.admission is not Admission.NEW or sequence is None:
-            return None
-        return Lease(sequence, self.token)
+        if self.claim.error is None and self.claim.value is not None:
+            admitted, sequence = self.claim.value
+            if admitted.admission is Admission.NEW and sequence is not None:
+                return Lease(self.key, self.token, sequence)
+        return Lease(self.key, self.token)
 
 
 class UnawaitedClaims:
@@ -84,20 +85,16 @@ class UnawaitedClaims:
         terms: the owner and the periods.
         commits: commits the claims and the ends of their runs.
         readers: read the store's keys.
-        pending: the inbox's tokens of claims that a renewal must not give up.
     """
 
-    def __init__(
-        self, terms: LeaseTerms, commits: GroupCommit, readers: ReaderPool, pending: set[int]
-    ) -> None:
+    def __init__(self, terms: LeaseTerms, commits: GroupCommit, readers: ReaderPool) -> None:
         self._terms = terms
         self._commits = commits
         self._readers = readers
-        self._pending = pending
         # Without the file every claim is awaited.
         self._file: ClaimsFile | None = None
-        #: The runs that have not ended yet, by key.
-        self.runs: dict[str, UnawaitedRun] = {}
+        #: The leases of runs that have not ended yet, by key.
+        self.runs: dict[str, UnawaitedLease] = {}
         self.keys = StoreKeys(commits, readers, self.runs)
         # Bound once: the commit thread recognizes work of one kind by having the same object.
         self._claiming = self._claim_all
@@ -133,37 +130,43 @@ class UnawaitedClaims:
         if self._file is not None:
             self._file.close()
 
-    def claim(self, delivery: NewDelivery) -> bool:
+    def claim(self, delivery: NewDelivery) -> Lease | None:
         """See :meth:`Inbox.claim_unawaited`."""
         file = self._file
         if file is None or not self._commits.prompt:
-            return False
+            return None
         key = delivery.key
         version = self.keys.note_new(delivery)
         if version is None or key in file.ended:
-            return False
+            return None
         slot = file.take(key, delivery.received_at)
         if slot is None:
-            return False
+            return None
         token = new_token()
         claim = self._commits.post(self._claiming, key, (Arriving(delivery, token), version))
-        self.runs[key] = UnawaitedRun(delivery, claim, token, slot, version)
-        self._pending.add(token)
-        return True
+        lease = self.runs[key] = UnawaitedLease(
+            key, token, delivery=delivery, claim=claim, slot=slot, version=version
+        )
+        return lease
 
     def _claim_all(self, tx: SqlTransaction, items: Sequence[SurelyNew]) -> Sequence[Answer]:
         are_new = self.keys.are_new(tx, (version for _, version in items))
         arriving = [each for each, _ in items]
         return deliveries.claim_all(tx, self._terms, arriving, surely_new=are_new)
 
-    def drop(self, key: str) -> None:
-        """Give up the run of a key, if there is one: no :meth:`finish` follows."""
-        run = self.runs.pop(key, None)
-        if run is not None:
+    def drop(self, lease: Lease) -> None:
+        """Give up the run of a lease, if it is one of :attr:`runs`: no :meth:`finish` follows."""
+        run = self.runs.get(lease.key)
+        if run is lease:
+            del self.runs[lease.key]
             self._give_back(run)
 
-    def _give_back(self, run: UnawaitedRun, *, is_recorded: bool = False) -> None:
-        self._pending.discard(run.token)
+    def keep(self, held: Collection[Lease]) -> None:
+        """Give up the runs whose leases are not among those ``held``."""
+        for run in set(self.runs.values()).difference(held):
+            self.drop(run)
+
+    def _give_back(self, run: UnawaitedLease, *, is_recorded: bool = False) -> None:
         if self._file is not None and is_recorded:
             self._file.free(run.slot)
         elif self._file is not None:
@@ -191,54 +194,120 @@ class UnawaitedClaims:
 
     # -- the end of a run --------------------------------------------------------------------------
 
-    async def finish(self, key: str, outcome: Outcome, *, now: float) -> None:
+    async def finish(self, run: UnawaitedLease, outcome: Outcome, *, now: float) -> bool:
         """Record the end of a run of :attr:`runs`."""
         # Checked first: if it is cancelled here, the claim is not withdrawn.
         await trio.lowlevel.checkpoint_if_cancelled()
-        run = self.runs.pop(key)
+        del self.runs[run.key]
         self._commits.withdraw(run.claim)
         is_recorded = False
+        is_ended: bool
         try:
             if isinstance(outcome, Done) and outcome.answer is None and outcome.reason is None:
-                await self._commits.gather(self._ending, key, (run, now))
+                is_ended = await self._commits.gather(self._ending, run.key, (run, now))
             else:
-                await self._commits.submit(partial(self._end, run, outcome, now))
+                is_ended = await self._commits.submit(partial(self._end, run, outcome, now))
             is_recorded = True
         finally:
             self._give_back(run, is_recorded=is_recorded)
+        return is_ended
 
     def _end_all(
-        self, tx: SqlTransaction, ends: Sequence[tuple[UnawaitedRun, float]]
-    ) -> Sequence[None]:
+        self, tx: SqlTransaction, ends: Sequence[tuple[UnawaitedLease, float]]
+    ) -> Sequence[bool]:
         """Record runs that ended well; in the commit thread."""
-        known: list[RunEnd] = []
-        new: list[Ran] = []
-        versions: list[Version] = []
+        known: dict[UnawaitedLease, RunEnd] = {}
+        new: dict[UnawaitedLease, Ran] = {}
+        is_ended: dict[UnawaitedLease, bool] = {}
         for run, now in ends:
-            lease = run.lease()
-            if lease is not None:
-                known.append(RunEnd(lease.sequence, lease.token, now))
+            stored = run.stored()
+            if stored.sequence:
+                known[run] = RunEnd(stored.sequence, run.token, now)
             elif run.claim.withdrawn:
-                new.append(Ran(run.delivery, run.token, now))
-                versions.append(run.version)
+                new[run] = Ran(run.delivery, run.token, now)
             else:
-                self._end(run, Done(), now, tx)
+                is_ended[run] = self._end(run, Done(), now, tx)
         if known:
-            deliveries.end_all(tx, self._terms, known)
+            ended = deliveries.end_all(tx, self._terms, list(known.values()))
+            is_ended.update(zip(known, ended, strict=True))
         if new:
-            are_new = self.keys.are_new(tx, versions)
-            deliveries.add_done(tx, self._terms, new, surely_new=are_new)
-        return [None] * len(ends)
+            are_new = self.keys.are_new(tx, (run.version for run in new))
+            ended = deliveries.add_done(tx, self._terms, list(new.values()), surely_new=are_new)
+            is_ended.update(zip(new, ended, strict=True))
+        return [is_ended[run] for run, _ in ends]
 
-    def _end(self, run: UnawaitedRun, outcome: Outcome, now: float, tx: SqlTransaction) -> None:
+    def _end(self, run: UnawaitedLease, outcome: Outcome, now: float, tx: SqlTransaction) -> bool:
         """Record the end of one run, whatever its outcome; in the commit thread."""
         self.keys.check(tx)
-        lease = run.lease()
-        if lease is not None:
-            deliveries.finish(tx, self._terms, lease, outcome, now)
-        else:
-            # Claim and outcome together. The key is looked up: it may be known by now.
-            deliveries.record_run(tx, self._terms, run.delivery, run.token, outcome, now)
+        stored = run.stored()
+        if stored.sequence:
+            return deliveries.finish(tx, self._terms, stored, outcome, now)
+        # Claim and outcome together. The key is looked up: it may be known by now.
+        return deliveries.record_run(tx, self._terms, run.delivery, run.token, outcome, now)
+
+
+# -- ends -----------------------------------------------------------------------------------------
+
+# A queued run acknowledges nothing, so its success need not be synced at once. It waits for the
+# next commit, at most LINGER_SECONDS, and shares its sync. So an enqueued event costs one sync
+# instead of two. A run whose end is not committed when the process is killed runs again.
+
+#: The longest time that the end of a run waits for other work, in seconds. At 100 events a second,
+#: nine of ten ends share the commit of another event.
+LINGER_SECONDS = 0.025
+
+
+class UnawaitedEnd(NamedTuple):
+    """The end of a run on its way to the store."""
+
+    key: str
+    run: RunEnd
+    unit: Unit
+
+
+class UnawaitedEnds:
+    """The unawaited ends of one inbox. An end that the store has failed is posted again.
+
+    Args:
+        commits: commits the ends.
+        ending: the kind of work that records ends of runs.
+        pending: the inbox's tokens that a renewal must not give up.
+    """
+
+    def __init__(self, commits: GroupCommit, ending: Kind, pending: set[int]) -> None:
+        self._commits = commits
+        self._ending = ending
+        self._pending = pending
+        # By token, in the order in which they were posted.
+        self._ends: dict[int, UnawaitedEnd] = {}
+
+    def post(self, key: str, run: RunEnd) -> None:
+        """Record the success of a run of ours, without waiting for the commit."""
+        # Each call forgets two committed ends at most, so that none makes the event loop wait.
+        for end in list(islice(self._ends.values(), 2)):
+            if end.unit.finished and end.unit.error is None:
+                self._forget(end)
+        self._pending.add(run.token)
+        unit = self._commits.post(self._ending, key, run, durable=True, linger=LINGER_SECONDS)
+        self._ends[run.token] = UnawaitedEnd(key, run, unit)
+
+    def _forget(self, end: UnawaitedEnd) -> None:
+        # `post` may have forgotten it while `repeat_failed` was on its way through the ends.
+        self._ends.pop(end.run.token, None)
+        self._pending.discard(end.run.token)
+
+    @property
+    def are_committed(self) -> bool:
+        """Whether no end is on its way to the store."""
+        return all(end.unit.finished for end in self._ends.values())
+
+    def repeat_failed(self) -> None:
+        """Post again what the store has failed; the next commit of any caller takes it along."""
+        for end in list(self._ends.values()):
+            if end.unit.finished:
+                self._forget(end)
+                if end.unit.error is not None and not isinstance(end.unit.error, StoreLostError):
+                    self.post(end.key, end.run)
 
 
 # -- the claims file -------------------------------------------------------------------------------

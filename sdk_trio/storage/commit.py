@@ -4,13 +4,17 @@ While one transaction is being synced, further units queue up, and the next tran
 them. This is *natural batching*: a lone caller never waits for others, and many callers share the
 cost of one sync (docs/adr/0002-group-commit.md).
 
-Cancellation and time limits. A unit that was handed to the thread is always finished. A cancelled
-caller waits for it for :data:`STALL_SECONDS`, any other caller for :data:`ANSWER_SECONDS`. A caller
-that stops waiting does not know the outcome: the unit stays in the queue, and is committed when the
-store answers. Until then, the store is *silent*, and further callers are refused at once.
+The protocol of the event loop and the commit thread:
+
+1. A caller adds its unit to ``_asked``, and waits.
+2. At the end of the iteration the event loop moves ``_asked`` to the end of ``_queue``, and posts
+   :meth:`GroupCommit._commit_next` to the thread.
+3. The thread takes a batch from the front of ``_queue``, commits it, and adds it to ``_committed``.
+4. The event loop takes the batch from ``_committed``, and wakes its callers.
+
+A cancelled caller does not take its unit back; :mod:`storage.silence` has the limits of its wait.
 """
 
-import math
 import traceback
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -20,34 +24,20 @@ from typing import Any, TypeVar
 import outcome
 import trio
 
-from ..base import clock
 from ..base.executor import start_worker
 from ..base.logs import Outage, get_logger
-from ..base.telemetry import Histogram, Sample
+from ..base.telemetry import Sample
 from ..errors import StoreLostError, StoreUnavailableError
-from .engines import CommitUnknownError, Engine
-from .sql.dialect import SqlTransaction
+from . import silence
+from .engines import Engine
+from .silence import Silence
+from .units import Batches, Kind, Unit, Work
 
 T = TypeVar("T")
-
-#: A unit of work: runs in the thread of the engine, within a transaction that it neither begins nor
-#: ends. It may run again after a rollback.
-Work = Callable[[SqlTransaction], T]
-
-#: Does the work for many items of different keys by few statements; returns their results in order.
-Kind = Callable[[SqlTransaction, Sequence[Any]], Sequence[Any]]
 
 #: The most units in one transaction. It bounds the work that is repeated when one of them fails,
 #: and the time that the first unit waits for the last.
 BATCH_LIMIT = 200
-
-#: Time that a caller waits for a store that does not answer, in seconds. A sender of a webhook
-#: gives up after 10, and its delivery needs time before and after the store.
-ANSWER_SECONDS = 5.0
-
-#: Time that a cancelled caller waits for it, in seconds. It is longer than any sync that ends; with
-#: the clean-up behind it, it fits into the 5 s that a stop allows.
-STALL_SECONDS = 2.0
 
 #: Time for ``close`` to finish the queued units, in seconds.
 CLOSE_SECONDS = 4.0
@@ -55,65 +45,9 @@ CLOSE_SECONDS = 4.0
 #: Further time for it to end once the engine was abandoned, in seconds.
 ABANDON_SECONDS = 1.0
 
-#: Time between two checks of the waiting callers, in seconds.
-WATCH_SECONDS = 0.5
-
-#: A store whose callers have waited for longer, in seconds, is not prompt.
-PROMPT_SECONDS = 0.1
-
-#: Upper ends of the buckets of ``sdk_store_commit_seconds``, in seconds.
-COMMIT_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-
 _log = get_logger("storage")
 
 _CRASHED = "the store's thread has failed; restart the process and report the traceback"
-
-_SILENT_IN_EFFECTS = (
-    "the store {place} has not answered for {seconds:.0f} s: the effects of the event {key} run "
-    "in its thread and do not return; SQL alone belongs there, no network and no sleep"
-)
-
-
-class Unit:
-    """A unit of work on its way through the thread, and the task that waits for it, if any.
-
-    The event loop makes a unit and hands it over. From then on the commit thread alone writes
-    ``value`` and ``error``, until it has returned the unit's batch; the other attributes stay the
-    event loop's. ``value`` may be set before the commit, which may still fail.
-
-    The class has the defaults: most units differ in few attributes, and each delivery has two.
-    """
-
-    work: Callable[[Any], Any] | None = None
-    kind: Kind | None = None
-    key: str | None = None
-    item: Any = None
-    #: It runs outside of any transaction.
-    outside_transaction = False
-    #: It shares its transaction with no other unit.
-    single = False
-    #: The key of the event whose effects it applies.
-    name: str | None = None
-    durable = True
-    posted = False
-    #: It waits for other work to share its transaction.
-    lingers = False
-    #: The time at which its caller began to wait; infinite for one that waits without a limit.
-    asked_at = math.inf
-    #: Its caller got the error that the store is silent.
-    refused = False
-    task: trio.lowlevel.Task | None = None
-    #: It was committed or has failed.
-    finished = False
-    #: It was taken back before it was handed over.
-    withdrawn = False
-    value: Any = None
-    error: BaseException | None = None
-
-    def abort(self, _raise_cancel: object) -> trio.lowlevel.Abort:
-        """Let a cancelled caller stop waiting."""
-        self.task = None
-        return trio.lowlevel.Abort.SUCCEEDED
 
 
 class GroupCommit(trio.abc.Instrument):
@@ -131,45 +65,34 @@ class GroupCommit(trio.abc.Instrument):
     def __init__(self, engine: Engine, *, name: str, outage: Outage | None = None) -> None:
         # -- set once, read by both threads
         self._engine = engine
-        self._now = clock.current().monotonic
         self._worker = start_worker(name)
-        # -- shared by both threads
-        # Units move through three stages: _asked in this iteration of the event loop; in _queue,
-        # handed over; in _batch, being committed. The event loop appends to _queue, and the commit
-        # thread takes from its left: both are atomic on a deque.
+        self._batches = Batches(engine)
+        # -- shared by both threads; appending and taking from the left are atomic on a deque
         self._queue: deque[Unit] = deque()
         # _commit_next was posted and has not taken its batch yet. The thread clears the flag before
         # it reads _queue, and the event loop reads the flag after it has appended: no unit stays
         # behind. If both set it, one call finds nothing to do.
         self._called = False
-        # Batches that are committed, and whether each has written; the event loop takes them.
+        # Batches that are committed, and whether each has written.
         self._committed: deque[tuple[Sequence[Unit], bool]] = deque()
-        # -- written by the commit thread, read by the event loop
-        self._batch: Sequence[Unit] = ()  # read only when the thread has crashed or ended
-        self._effects_key: str | None = None  # the event whose effects run; only for messages
-        self._seconds = Histogram(COMMIT_BOUNDS)
+        # Being committed; the event loop reads it only when the thread has crashed or ended.
+        self._batch: Sequence[Unit] = ()
         # -- of the event loop alone
         #: Runs before the work of each caller of :meth:`submit`, and raises if it must not be done.
         self.fence: Work[None] | None = None
         self._outage = Outage(_log) if outage is None else outage
+        self._silence = Silence(engine, self._batches, self._outage)
         self._asked: dict[Unit, None] = {}
         # The number of units in _asked that do not linger.
         self._urgent = 0
         self._lingers = False
         self._linger_seconds = 0.0
         self._someone_lingers = trio.Event()
+        self._lingering = trio.CancelScope()
         self._refusal: str | None = None
-        self._waiting: dict[Unit, None] = {}  # in the order of their arrival
-        self._someone_waits = trio.Event()
-        self._silent_since: float | None = None
-        self._answered_at = 0.0
         self._failing = False
         self._ended = trio.Event()
-        self._watching = trio.CancelScope()
-        self._lingering = trio.CancelScope()
         trio.lowlevel.add_instrument(self)
-        # System tasks: they live as long as the thread, and no nursery of a caller does.
-        trio.lowlevel.spawn_system_task(self._watch)
         trio.lowlevel.spawn_system_task(self._linger)
 
     def submit(
@@ -184,7 +107,7 @@ class GroupCommit(trio.abc.Instrument):
         """Run ``work`` in a transaction and return its result when that is committed.
 
         Args:
-            patient: wait without the limit of :data:`ANSWER_SECONDS`, as for a new schema.
+            patient: wait without the limit of :data:`.silence.ANSWER_SECONDS`, as for a new schema.
             single: run it in a transaction without other units: it runs code that is not ours, and
                 whatever that does, no other unit has to run again; or it gives numbers, which a
                 rollback for another unit would lose.
@@ -212,7 +135,7 @@ class GroupCommit(trio.abc.Instrument):
 
         Args:
             work: gets the connection; a question to it writes nothing, also not to prove the files.
-            patient: wait without the limit of :data:`ANSWER_SECONDS`.
+            patient: wait without the limit of :data:`.silence.ANSWER_SECONDS`.
         """
         unit = Unit()
         unit.work, unit.single, unit.outside_transaction = work, True, True
@@ -276,7 +199,7 @@ class GroupCommit(trio.abc.Instrument):
 
     def samples(self) -> Iterator[Sample]:
         """Return the metrics of the transactions."""
-        return self._seconds.samples("sdk_store_commit_seconds")
+        return self._batches.seconds.samples("sdk_store_commit_seconds")
 
     @property
     def lost(self) -> str | None:
@@ -286,7 +209,7 @@ class GroupCommit(trio.abc.Instrument):
     @property
     def failing(self) -> bool:
         """Whether the last writes failed, or wait for a store that does not answer."""
-        return self._failing or self._silent_since is not None or self.lost is not None
+        return self._failing or self._silence.since is not None or self.lost is not None
 
     @property
     def prompt(self) -> bool:
@@ -294,12 +217,12 @@ class GroupCommit(trio.abc.Instrument):
         # One expression, not three properties: each inline delivery asks twice.
         if (
             self._failing
-            or self._silent_since is not None
+            or self._silence.since is not None
             or self._engine.lost is not None
             or self._refusal is not None
         ):
             return False
-        return not self._waiting or self._now() - self._answered_at < PROMPT_SECONDS
+        return self._silence.is_prompt
 
     async def close(self) -> None:
         """Finish the queued units, close the engine and end the thread.
@@ -317,7 +240,7 @@ class GroupCommit(trio.abc.Instrument):
             self.before_io_wait(0)
             self._worker.post(self._finish, self._end)
         # Do not wait for a store that is already silent.
-        patience = WATCH_SECONDS if self._silent_since is not None else CLOSE_SECONDS
+        patience = silence.WATCH_SECONDS if self._silence.since is not None else CLOSE_SECONDS
         with trio.move_on_after(patience, shield=True):
             await self._ended.wait()
         abandoned = not self._ended.is_set() and self._engine.abandon()
@@ -337,31 +260,27 @@ class GroupCommit(trio.abc.Instrument):
     async def _commit_unit(self, unit: Unit, *, patient: bool = False) -> Any:
         # Only the test for cancellation, not a whole checkpoint: the wait below is one.
         await trio.lowlevel.checkpoint_if_cancelled()
-        if self._refusal or self._silent_since is not None or self._engine.lost:
+        if self._refusal or self._silence.since is not None or self._engine.lost:
             refusal = self._refuse()
             await trio.lowlevel.cancel_shielded_checkpoint()
             raise refusal
         if not patient:
-            unit.asked_at = self._now()
-            if not self._waiting:
-                self._answered_at = unit.asked_at
-                self._someone_waits.set()
-            self._waiting[unit] = None
+            self._silence.begin(unit)
         self._asked[unit] = None
         self._urgent += 1
         unit.task = trio.lowlevel.current_task()
         try:
             await trio.lowlevel.wait_task_rescheduled(unit.abort)
         except trio.Cancelled:
-            with trio.move_on_after(STALL_SECONDS, shield=True) as patience:
-                await _wait_again(unit)
+            with trio.move_on_after(silence.STALL_SECONDS, shield=True) as patience:
+                await self._silence.wait_again(unit)
             # The answer may have come in the iteration in which the patience ended: no other answer
             # would end the silence then.
             if patience.cancelled_caught and not unit.finished:
-                self._fall_silent(STALL_SECONDS)
+                self._silence.fall(silence.STALL_SECONDS)
             raise
         if unit.refused:
-            raise StoreUnavailableError(self._silence(ANSWER_SECONDS))
+            raise StoreUnavailableError(self._silence.message(silence.ANSWER_SECONDS))
         if unit.error is not None:
             raise unit.error
         return unit.value
@@ -372,8 +291,7 @@ class GroupCommit(trio.abc.Instrument):
             return StoreUnavailableError(self._refusal)
         if self._engine.lost is not None:
             return StoreLostError(self._engine.lost)
-        now = self._now()
-        return StoreUnavailableError(self._silence(now - (self._silent_since or now)))
+        return StoreUnavailableError(self._silence.message())
 
     def before_io_wait(self, timeout: float) -> None:
         """Hand over the units of this iteration; Trio calls it when every runnable task has run.
@@ -413,8 +331,7 @@ class GroupCommit(trio.abc.Instrument):
             self.after_io_wait(0)
 
     def _answer(self, units: Sequence[Unit], wrote: bool) -> None:
-        self._silent_since = None
-        self._answered_at = self._now()
+        self._silence.end()
         failed = self._wake(units)
         # A transaction that had nothing to write succeeds on a disk that takes no write.
         if failed or wrote:
@@ -429,7 +346,7 @@ class GroupCommit(trio.abc.Instrument):
         failed = 0
         for unit in units:
             unit.finished = True
-            self._waiting.pop(unit, None)
+            self._silence.waiting.pop(unit, None)
             if unit.error is not None:
                 failed += isinstance(unit.error, StoreUnavailableError)
                 if unit.posted:
@@ -438,60 +355,6 @@ class GroupCommit(trio.abc.Instrument):
                 trio.lowlevel.reschedule(unit.task)
                 unit.task = None
         return failed
-
-    async def _watch(self) -> None:
-        """Refuse the callers that have waited too long."""
-        with self._watching:
-            while True:
-                await self._someone_waits.wait()
-                looked_at = self._now()
-                while self._waiting:
-                    await trio.sleep(WATCH_SECONDS)
-                    # Real time: Trio's clock may run ahead of the disk in tests.
-                    now = self._now()
-                    self._discount(now - looked_at - 2 * WATCH_SECONDS, now)
-                    self._refuse_late(now - ANSWER_SECONDS)
-                    looked_at = now
-                self._someone_waits = trio.Event()
-
-    def _discount(self, seconds: float, now: float) -> None:
-        """Do not blame the store for a time in which this process did not run.
-
-        The store cannot answer a process that is stopped, or whose event loop is blocked.
-        """
-        if seconds > 0:
-            for unit in self._waiting:
-                unit.asked_at = min(unit.asked_at + seconds, now)
-
-    def _refuse_late(self, asked_before: float) -> None:
-        late = [unit for unit in self._waiting if unit.asked_at <= asked_before]
-        if late:
-            self._fall_silent(ANSWER_SECONDS)
-            self._outage.fail(len(late))
-        for unit in late:
-            unit.refused = True
-            self._waiting.pop(unit, None)
-            if unit.task is not None:
-                trio.lowlevel.reschedule(unit.task)
-                unit.task = None
-
-    def _fall_silent(self, seconds: float) -> None:
-        if self._silent_since is None:
-            self._silent_since = self._now() - seconds
-            self._outage.fail(0, seconds=seconds)
-            _log.error(
-                "store.stalled",
-                waited_seconds=seconds,
-                hint="the store does not answer; writes in progress are finished when it does"
-                if self._effects_key is None
-                else f"the effects of the event {self._effects_key} run in the store's thread and "
-                "do not return; all deliveries wait for them",
-            )
-
-    def _silence(self, seconds: float) -> str:
-        key = self._effects_key
-        text = self._engine.silence if key is None else _SILENT_IN_EFFECTS
-        return text.format(place=self._engine.place, seconds=seconds, key=key)
 
     def _crash(self, error: BaseException) -> None:
         """Refuse every call from now on: the thread has met an unexpected error."""
@@ -513,11 +376,11 @@ class GroupCommit(trio.abc.Instrument):
     def _fail_rest(self) -> None:
         """Fail the units that the thread has left behind, so that no caller waits without end."""
         self._worker.close()
-        self._watching.cancel()
+        self._silence.stop()
         self._lingering.cancel()
         with suppress(KeyError):  # Trio removes an instrument that has raised
             trio.lowlevel.remove_instrument(self)
-        left = dict.fromkeys((*self._batch, *self._queue, *self._asked, *self._waiting))
+        left = dict.fromkeys((*self._batch, *self._queue, *self._asked, *self._silence.waiting))
         rest = [unit for unit in left if not unit.finished]
         self._queue.clear()
         self._asked.clear()
@@ -535,7 +398,7 @@ class GroupCommit(trio.abc.Instrument):
         self._engine.acquire()
         self._called = False
         self._batch = batch = self._take()
-        wrote = bool(batch) and self._commit(batch)
+        wrote = bool(batch) and self._batches.commit(batch)
         if self._engine.release():
             self._worker.post(self._engine.upkeep, self._note_upkeep)
         if self._queue and not self._called:
@@ -554,53 +417,6 @@ class GroupCommit(trio.abc.Instrument):
             batch.append(queue.popleft())
         return batch
 
-    def _commit(self, batch: Sequence[Unit]) -> bool:
-        """Run ``batch`` in one transaction, or each unit in its own when one of them raises."""
-        in_work = False
-
-        def work(transaction: SqlTransaction) -> None:
-            nonlocal in_work
-            in_work = True
-            self._perform(batch, transaction)
-            in_work = False
-
-        try:
-            if batch[0].outside_transaction:
-                assert batch[0].work is not None
-                batch[0].value = self._engine.run_outside_transaction(batch[0].work)
-                return False  # it proves no write: a poll only reads
-            durable = any(unit.durable for unit in batch)
-            only_item = len(batch) == 1 and batch[0].kind is not None
-            begun = self._now()
-            wrote = self._engine.transact(work, durable=durable, only_item=only_item)
-        except Exception as error:  # each caller of the batch gets it
-            if in_work and len(batch) > 1 and not isinstance(error, CommitUnknownError):
-                return sum(self._commit((unit,)) for unit in batch) > 0
-            _fail(batch, error)
-            return False
-        if wrote:
-            self._seconds.observe(self._now() - begun)
-        return wrote
-
-    def _perform(self, batch: Sequence[Unit], transaction: SqlTransaction) -> None:
-        """Do the units; those of one kind together, as long as their keys are different ones."""
-        gathered: dict[Kind, list[Unit]] = {}
-        keys: set[str | None] = set()
-        for unit in batch:
-            if unit.kind is None or unit.key in keys:
-                _perform_kinds(gathered, transaction)
-                keys.clear()
-            if unit.kind is not None:
-                keys.add(unit.key)
-                gathered.setdefault(unit.kind, []).append(unit)
-            elif unit.work is not None:
-                self._effects_key = unit.name
-                try:
-                    unit.value = unit.work(transaction)
-                finally:
-                    self._effects_key = None
-        _perform_kinds(gathered, transaction)
-
     def _finish(self) -> bool:
         """Close the engine if the queue is empty; otherwise run again after the next batch."""
         if self._queue:
@@ -612,27 +428,3 @@ class GroupCommit(trio.abc.Instrument):
     def _note_upkeep(self, result: outcome.Outcome[None]) -> None:
         if isinstance(result, outcome.Error):
             self._crash(result.error)
-
-
-def _perform_kinds(gathered: dict[Kind, list[Unit]], transaction: SqlTransaction) -> None:
-    for kind, units in gathered.items():
-        values = kind(transaction, [unit.item for unit in units])
-        for unit, value in zip(units, values, strict=True):
-            unit.value = value
-    gathered.clear()
-
-
-def _fail(batch: Sequence[Unit], error: Exception) -> None:
-    for unit in batch:
-        # One object raised in several tasks would mix up their tracebacks.
-        shared = len(batch) > 1 and isinstance(error, StoreUnavailableError)
-        unit.error = type(error)(str(error)) if shared else error
-
-
-async def _wait_again(unit: Unit) -> None:
-    # _wake runs in this thread, too, so no unit can finish between the test and the sleep.
-    if unit.finished or unit.refused:
-        await trio.lowlevel.checkpoint()
-    else:
-        unit.task = trio.lowlevel.current_task()
-        await trio.lowlevel.wait_task_rescheduled(unit.abort)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     # Only type checkers know defaults of type variables before Python 3.13.
     from typing_extensions import TypeVar as TypeVarWithDefault
 
-    from .sql.deliveries import Lease
+    from ..records.deliveries import Lease
     from .sql.dialect import SqlTransaction
 
     ConnectionT = TypeVarWithDefault("ConnectionT", default=Any)
@@ -90,14 +90,6 @@ def refuse_commit() -> NoReturn:
     )
 
 
-def taken_over(key: str) -> EventTakenOverError:
-    """Return the error of a run that no longer owns its event."""
-    return EventTakenOverError(
-        f"the event {key} no longer belongs to this run: another process has taken it over, or "
-        "it is done; nothing was applied here"
-    )
-
-
 # On PostgreSQL this is the lock of an update, so claims and renewals skip the row. The number of
 # the run is the fence: a run that was taken over has a lower number.
 _LOCK_RUN = """
@@ -106,13 +98,14 @@ SELECT 1 FROM work WHERE sequence = :sequence AND lease_token = :token AND state
 """
 
 
-def require_ours(tx: "SqlTransaction", key: str, lease: "Lease | None", attempt: int) -> None:
+def require_ours(tx: "SqlTransaction", lease: "Lease", attempt: int) -> None:
     """Lock the event, if ``lease`` still holds its run number ``attempt``.
 
     Raises:
-        EventTakenOverError: it is not.
+        EventTakenOverError: it does not.
     """
-    if lease is None or not tx.one(
-        _LOCK_RUN, sequence=lease.sequence, token=lease.token, attempt=attempt
-    ):
-        raise taken_over(key)
+    if not tx.one(_LOCK_RUN, sequence=lease.sequence, token=lease.token, attempt=attempt):
+        raise EventTakenOverError(
+            f"the event {lease.key} no longer belongs to this run: another process has taken it "
+            "over, or it is done; nothing was applied here"
+        )

@@ -3,10 +3,10 @@
 All changes of this process go through one :class:`GroupCommit`, reads through :class:`ReaderPool`.
 A read sees every change whose method has returned.
 
-The inbox holds the leases of this process's runs, by key. The lease of a claim whose caller was
-cancelled is not among them, so the next renewal gives it up.
+A caller holds the lease of each run. If the caller of a claim is cancelled, no one holds the lease,
+so the next renewal gives it up.
 
-Cancellation: a write that has begun is finished, see ``storage.commit``; a read is interrupted.
+Cancellation: a write that has begun is finished, see ``storage.silence``; a read is interrupted.
 """
 
 from abc import ABC, abstractmethod
@@ -14,15 +14,17 @@ from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
+import msgspec
 import trio
 
 from ..base import clock
 from ..base.telemetry import Sample
-from ..errors import StoreUnavailableError
 from ..records.deliveries import (
+    Admission,
     Admitted,
     Done,
     Due,
+    Lease,
     NewDelivery,
     Outcome,
     Purged,
@@ -30,14 +32,15 @@ from ..records.deliveries import (
 )
 from ..records.policies import ClaimLimits
 from .admission import LeaseTerms
-from .commit import CLOSE_SECONDS, GroupCommit, Kind, Unit
+from .commit import CLOSE_SECONDS, GroupCommit
 from .effects import Effects
 from .readers import ReaderPool
 from .sql import arrivals, deliveries, leases, policies, reads
-from .sql.deliveries import Arriving, Lease, RunEnd, RunStart
+from .sql.deliveries import Arriving, RunEnd, RunStart
 from .sql.dialect import Row, SqlTransaction
-from .sql.leases import Claimed, PollCursor, new_token
+from .sql.leases import PollCursor, new_token
 from .sql.methods import SqlPart, committed, committed_by_owner, on_reader
+from .units import Kind, Unit
 
 if TYPE_CHECKING:
     # Most receivers have no tenants, and start without these modules.
@@ -57,15 +60,13 @@ LATE_SECONDS = 1.0
 
 
 class UnawaitedStart(NamedTuple):
-    """A start that was posted to the commit thread, and may not be recorded yet."""
+    """A start that was posted to the commit thread, and may not be recorded yet.
+
+    It is recorded again with the outcome; it counts once.
+    """
 
     unit: Unit
-    lease: Lease
-    at: float
-
-    def again(self) -> RunStart:
-        """Return the start, to be recorded with the outcome; it counts once."""
-        return RunStart(self.lease.sequence, self.lease.token, self.at)
+    run: RunStart
 
 
 class SqlInbox(SqlPart, ABC):
@@ -83,11 +84,9 @@ class SqlInbox(SqlPart, ABC):
     def __init__(self, terms: LeaseTerms, commits: GroupCommit, readers: ReaderPool) -> None:
         super().__init__(terms, commits, readers)
         self._poll_cursor = PollCursor()
-        self._leases: dict[str, Lease] = {}
-        self._renewals = 0
-        # Tokens of claims whose callers wait, which a renewal must not give up.
+        # Tokens of claims whose callers wait, and of ends that are not awaited: a renewal must not
+        # give them up.
         self._pending: set[int] = set()
-        self._unawaited_starts: dict[str, UnawaitedStart] = {}
         # Made once: the commit thread recognizes work of one kind by having the same object.
         self._accepting: Kind = lambda tx, items: deliveries.accept_all(tx, terms, items)
         self._claiming: Kind = lambda tx, items: deliveries.claim_all(tx, terms, items)
@@ -136,8 +135,6 @@ class SqlInbox(SqlPart, ABC):
         return self._commits.failing
 
     def samples(self) -> Iterator[Sample]:
-        yield Sample("sdk_leases_held", (), len(self._leases))
-        yield Sample("sdk_leases_renewed_total", (), self._renewals)
         yield from self._readers.samples()
         yield from self._commits.samples()
 
@@ -163,98 +160,77 @@ class SqlInbox(SqlPart, ABC):
         finally:
             if token is not None:
                 self._pending.discard(token)
-        if token is not None and sequence is not None:
-            self._leases[key] = Lease(sequence, token)
-        return admitted
+        if token is None or sequence is None:
+            return admitted
+        lease = Lease(key, token, sequence)
+        if admitted is deliveries.NEW:
+            return Admitted(Admission.NEW, lease=lease)
+        return msgspec.structs.replace(admitted, lease=lease)
 
-    def claim_unawaited(self, delivery: NewDelivery) -> bool:
-        """See :meth:`Inbox.claim_unawaited`: False where several processes write."""
-        return False
+    def claim_unawaited(self, delivery: NewDelivery) -> Lease | None:
+        """See :meth:`Inbox.claim_unawaited`: None where several processes write."""
+        return None
 
     park = committed_by_owner(deliveries.park)
     keep_other = committed(deliveries.keep_other)
 
     # -- runs ------------------------------------------------------------------------------------
 
-    async def start(self, key: str, *, now: float, alone: bool = False) -> bool:
-        self._unawaited_starts.pop(key, None)
-        lease = self._leases.get(key)
-        if lease is None:
-            await trio.lowlevel.checkpoint()
-            return False
-        started: bool = await self._commits.gather(
-            self._starting, key, RunStart(lease.sequence, lease.token, now, alone)
-        )
-        if not started and self._leases.get(key) is lease:
-            del self._leases[key]
+    async def start(self, lease: Lease, *, now: float, alone: bool = False) -> bool:
+        lease.start = None
+        run = RunStart(lease.sequence, lease.token, now, alone)
+        started: bool = await self._commits.gather(self._starting, lease.key, run)
         return started
 
-    async def join(self, key: str) -> None:
-        lease = self._leases.get(key)
-        if lease is None:
-            await trio.lowlevel.checkpoint()
-        else:
-            await self._commits.submit(partial(deliveries.join, lease=lease))
+    join = committed(deliveries.join)
 
-    def start_unawaited(self, key: str, *, now: float) -> None:
-        lease = self._leases.get(key)
-        if lease is not None:
-            start = RunStart(lease.sequence, lease.token, now)
-            unit = self._commits.post(self._starting, key, start)
-            self._unawaited_starts[key] = UnawaitedStart(unit, lease, now)
+    def start_unawaited(self, lease: Lease, *, now: float) -> None:
+        run = RunStart(lease.sequence, lease.token, now)
+        unit = self._commits.post(self._starting, lease.key, run)
+        lease.start = UnawaitedStart(unit, run)
 
-    def end_unawaited(self, key: str, *, now: float) -> bool:
+    def end_unawaited(self, lease: Lease, *, now: float) -> bool:
         """See :meth:`Inbox.end_unawaited`: False where every end is awaited."""
         return False
 
-    async def finish(self, key: str, outcome: Outcome, *, now: float) -> None:
-        """See :meth:`Inbox.finish`. A no-op if we no longer hold the lease."""
+    def _end_of(self, lease: Lease, now: float) -> RunEnd:
+        """Return the success of a run, together with its start if that may not be recorded."""
+        start: UnawaitedStart | None = lease.start
+        if start is None:
+            return RunEnd(lease.sequence, lease.token, now)
+        # Most handlers end before their start is handed over: both are one change then.
+        self._commits.withdraw(start.unit)
+        return RunEnd(lease.sequence, lease.token, now, start.run.now)
+
+    async def finish(self, lease: Lease, outcome: Outcome, *, now: float) -> bool:
         # Checked first: if it is cancelled here, the posted start is not withdrawn.
         await trio.lowlevel.checkpoint_if_cancelled()
-        lease, start = self._leases.get(key), self._unawaited_starts.pop(key, None)
-        if lease is None:
-            await trio.lowlevel.cancel_shielded_checkpoint()
-            return
-        commits, terms = self._commits, self._terms
+        is_ended: bool
+        if isinstance(outcome, Done) and outcome.answer is None and outcome.reason is None:
+            end = self._end_of(lease, now)
+            is_ended = await self._commits.gather(self._ending, lease.key, end)
+            return is_ended
+        terms, start = self._terms, lease.start
 
-        def work(tx: SqlTransaction) -> None:
+        def work(tx: SqlTransaction) -> bool:
             if start is not None:
-                deliveries.start_all(tx, terms, [start.again()])
-            deliveries.finish(tx, terms, lease, outcome, now)
+                deliveries.start_all(tx, terms, [start.run])
+            return deliveries.finish(tx, terms, lease, outcome, now)
 
-        try:
-            if isinstance(outcome, Done) and outcome.answer is None and outcome.reason is None:
-                # Most handlers end before their start is handed over: both are one change then. A
-                # start that was recorded counts once.
-                if start is not None:
-                    commits.withdraw(start.unit)
-                started_at = None if start is None else start.at
-                run = RunEnd(lease.sequence, lease.token, now, started_at)
-                await commits.gather(self._ending, key, run)
-            else:
-                await commits.submit(work)
-        except StoreUnavailableError:
-            # The caller may record the outcome again, and then has to repeat the start.
-            if start is not None:
-                self._unawaited_starts[key] = start
-            raise
-        if self._leases.get(key) is lease:
-            del self._leases[key]
+        return await self._commits.submit(work)
 
     @abstractmethod
-    async def conclude(self, key: str, effects: Effects[T], *, attempt: int, now: float) -> T: ...
+    async def conclude(
+        self, lease: Lease, effects: Effects[T], *, attempt: int, now: float
+    ) -> T: ...
 
     replay = committed(deliveries.replay)
     repeat = committed(deliveries.repeat)
 
     # -- leases ----------------------------------------------------------------------------------
 
-    async def release(self, keys: Sequence[str]) -> None:
-        held = {key: lease for key in keys if (lease := self._leases.get(key)) is not None}
-        released = await self._commits.submit(lambda tx: leases.release(tx, list(held.values())))
-        for key, lease in held.items():
-            if lease.sequence in released and self._leases.get(key) is lease:
-                del self._leases[key]
+    release = committed(leases.release)
+    take_suspects = committed_by_owner(leases.claim_suspects)
 
     async def take_due(
         self, *, limit: int, now: float, overdue: bool = True, limits: ClaimLimits | None = None
@@ -262,7 +238,7 @@ class SqlInbox(SqlPart, ABC):
         terms, cursor = self._terms, self._poll_cursor
         asked_at = clock.monotonic()
 
-        def work(tx: SqlTransaction) -> Claimed:
+        def work(tx: SqlTransaction) -> tuple[Due, PollCursor]:
             late = clock.monotonic() - asked_at > LATE_SECONDS and not tx.dialect.server_clock
             return leases.claim_due(
                 tx,
@@ -274,32 +250,14 @@ class SqlInbox(SqlPart, ABC):
                 limits=limits,
             )
 
-        claimed = await self._commits.submit(work)
-        self._poll_cursor = claimed.cursor
-        self._leases.update(claimed.leases)
-        return claimed.due
+        due, self._poll_cursor = await self._commits.submit(work)
+        return due
 
-    async def take_suspects(
-        self, *, limit: int, now: float, limits: ClaimLimits | None = None
-    ) -> Due:
-        terms = self._terms
-        claimed = await self._commits.submit(
-            lambda tx: leases.claim_suspects(tx, terms, limit=limit, now=now, limits=limits)
+    async def renew(self, held: Collection[Lease], *, now: float) -> Renewed:
+        terms, held, pending = self._terms, tuple(held), frozenset(self._pending)
+        return await self._commits.submit(
+            lambda tx: leases.renew(tx, terms, held, pending, now=now)
         )
-        self._leases.update(claimed.leases)
-        return claimed.due
-
-    async def renew(self, keys: Collection[str], *, now: float) -> Renewed:
-        terms = self._terms
-        held = {key: lease for key in keys if (lease := self._leases.get(key)) is not None}
-        for key in [key for key in self._leases if key not in held]:
-            del self._leases[key]
-        tokens = {lease.token for lease in held.values()} | self._pending
-        renewed = await self._commits.submit(
-            lambda tx: leases.renew(tx, terms, tokens, held, now=now)
-        )
-        self._renewals += len(held) - len(renewed.lost)
-        return renewed
 
     async def lead(self, *, seconds: float) -> int | None:
         owner, now = self._terms.owner, clock.wall()

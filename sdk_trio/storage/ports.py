@@ -6,6 +6,7 @@ Cancellation does *not* undo a write: the write is finished, then ``Cancelled`` 
 cancellation, or after the error that the store does not answer, a method may have taken leases that
 its caller does not know of. The next ``renew`` gives them up, or they expire. Every ``async``
 method raises :class:`~sdk_trio.errors.StoreUnavailableError` while the store is unavailable.
+Half of a surrogate pair in any text is stored, and looked up, as U+FFFD.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -19,6 +20,7 @@ from ..records.deliveries import (
     DeliveryState,
     Due,
     EvidenceRecord,
+    Lease,
     NewDelivery,
     Outcome,
     Purged,
@@ -62,13 +64,13 @@ class Inbox(Protocol):
     A different body under the same key changes no answer: it is stored as evidence, see
     :meth:`evidence`.
 
-    An inbox acts for one *owner*, named when it is opened. Each run has a lease with a token. The
-    inbox gets the lease from ``accept``, ``claim``, ``take_due`` or ``take_suspects`` and holds it
-    in memory, by key. An outcome changes nothing if its token is not the current one.
-    ``renew`` extends the leases of the keys that it is given, and gives up all other leases of its
-    owner: the call that took them was abandoned, or an outcome could not be recorded. Leases of
-    other owners are taken over when they have expired (``take_due``), or when their owners are
-    known to be dead (``recover``).
+    An inbox acts for one *owner*, named when it is opened. Each run has a :class:`Lease`, which
+    ``accept``, ``claim``, ``take_due`` and ``take_suspects`` return and the caller holds. A method
+    that gets a lease changes nothing if it is *stale*: it has ended, or the delivery was claimed
+    again: see its result. ``renew`` extends the leases that it is given, and gives up all other
+    leases of its owner: the call that took them was abandoned, or an outcome could not be recorded.
+    Leases of other owners are taken over when they have expired (``take_due``), or when their
+    owners are known to be dead (``recover``).
     """
 
     @property
@@ -85,7 +87,7 @@ class Inbox(Protocol):
         ...
 
     def samples(self) -> Iterable[Sample]:
-        """Return the metrics of this process's leases, queries and commits, without waiting."""
+        """Return the metrics of this process's queries and commits, without waiting."""
         ...
 
     def writing_process(self) -> int | None:
@@ -131,10 +133,10 @@ class Inbox(Protocol):
         """
         ...
 
-    def claim_unawaited(self, delivery: NewDelivery) -> bool:
+    def claim_unawaited(self, delivery: NewDelivery) -> Lease | None:
         """Claim ``delivery`` for an inline run without awaiting the commit, if its key is new.
 
-        False changes nothing: call :meth:`claim`. After True it is ``running`` and ours for every
+        None changes nothing: call :meth:`claim`. Otherwise it is ``running`` and ours for every
         later call of this inbox, and :meth:`finish` ends it. This method returns at once and raises
         nothing; if the store fails, ``finish`` raises. A run in which the process ends is counted,
         from its first moment on (docs/adr/0047-unawaited-claims.md).
@@ -150,21 +152,20 @@ class Inbox(Protocol):
         """
         ...
 
-    async def start(self, key: str, *, now: float, alone: bool = False) -> bool:
+    async def start(self, lease: Lease, *, now: float, alone: bool = False) -> bool:
         """Start a run by a worker: ``running``, one more attempt, the lease is extended.
 
-        False, and no change, if we no longer hold its lease: another owner has taken the
-        delivery over, or it is finished. A repeated start counts once; a start is repeated if its
-        commit is unknown.
+        False, and no change, if the lease is stale. A repeated start counts once; a start is
+        repeated if its commit is unknown.
         ``alone``: no other run is in progress, so if the process ends, this run is the cause.
         """
         ...
 
-    async def join(self, key: str) -> None:
-        """Note that one of our runs that began alone is now concurrent with others."""
+    async def join(self, lease: Lease) -> bool:
+        """Note that a run that began alone is now concurrent with others; False: it is stale."""
         ...
 
-    def start_unawaited(self, key: str, *, now: float) -> None:
+    def start_unawaited(self, lease: Lease, *, now: float) -> None:
         """Start a run without awaiting the commit; the commits of later calls follow it.
 
         For the first run of a delivery that this process has just accepted, or that ``take_due``
@@ -173,7 +174,7 @@ class Inbox(Protocol):
         """
         ...
 
-    def end_unawaited(self, key: str, *, now: float) -> bool:
+    def end_unawaited(self, lease: Lease, *, now: float) -> bool:
         """Record the success of a queued run with a later commit, without waiting for it.
 
         False changes nothing: call :meth:`finish`. After True the delivery is ``done`` for every
@@ -183,11 +184,17 @@ class Inbox(Protocol):
         """
         ...
 
-    async def finish(self, key: str, outcome: Outcome, *, now: float) -> None:
-        """Record the outcome of a run and give up the lease. A failure leaves an attempt record."""
+    async def finish(self, lease: Lease, outcome: Outcome, *, now: float) -> bool:
+        """Record the outcome of a run and give up the lease. A failure leaves an attempt record.
+
+        False, and no change, if the lease is stale: the run was taken over, or an earlier call, the
+        commit of which is unknown, has recorded its outcome.
+        """
         ...
 
-    async def conclude(self, key: str, effects: "Effects[T]", *, attempt: int, now: float) -> "T":
+    async def conclude(
+        self, lease: Lease, effects: "Effects[T]", *, attempt: int, now: float
+    ) -> "T":
         """Apply ``effects`` and record the success of a run, in one transaction of the store.
 
         ``effects`` runs in another thread, with the context variables of the caller, and may run
@@ -195,20 +202,20 @@ class Inbox(Protocol):
         outcome. A cancelled call is finished first; its result shows whether the event is done.
 
         Args:
-            key: the delivery's.
+            lease: the run's.
             effects: writes with the connection of its transaction, and does nothing else.
             attempt: the number of the run, runs before a replay included.
             now: Unix seconds.
 
         Raises:
-            EventTakenOverError: we no longer hold the run's lease.
+            EventTakenOverError: the lease is stale.
             NotSupportedError: the store has no transactions.
             Exception: raised by ``effects``.
         """
         ...
 
-    async def release(self, keys: Sequence[str]) -> None:
-        """Give up the leases of deliveries whose run was never started."""
+    async def release(self, leases: Collection[Lease]) -> int:
+        """Give up leases of runs that never started; return how many were not stale."""
         ...
 
     async def take_due(
@@ -308,13 +315,12 @@ class Inbox(Protocol):
         """
         ...
 
-    async def renew(self, keys: Collection[str], *, now: float) -> Renewed:
-        """Extend those of our leases that are held, by their ``keys``, and give up all others.
+    async def renew(self, leases: Collection[Lease], *, now: float) -> Renewed:
+        """Extend ``leases``, and give up all other leases of this owner.
 
-        An owner has one lease of a delivery, and runs it once at a time, so the key names it.
-        ``keys`` must include the deliveries of calls of ``accept`` and ``claim`` that are in
-        progress; no call of ``take_due`` or ``take_suspects`` may be in progress. An inbox writes
-        in the order of its calls, so abandoned calls are done by then. A delivery that is given up
+        Calls of ``accept`` and ``claim`` in progress keep theirs; no call of ``take_due`` or
+        ``take_suspects`` may be in progress. An inbox writes in the order of its calls, so
+        abandoned calls are done by then. A delivery that is given up
         is in the state after ``Released``: due for every owner, or, if it was inline, waiting for
         the sender's redelivery.
         """

@@ -23,9 +23,9 @@ from ..base.executor import run_in_thread
 from ..base.foreign_errors import attempt as catch
 from ..base.foreign_errors import causes_of, is_a
 from ..errors import EffectError, StoreUnavailableError
-from ..records.deliveries import Done, Purged
+from ..records.deliveries import Done, Lease, Purged
 from .admission import LeaseTerms
-from .commit import ANSWER_SECONDS, CLOSE_SECONDS, GroupCommit
+from .commit import CLOSE_SECONDS, GroupCommit
 from .effects import (
     SAVEPOINT,
     Effects,
@@ -35,7 +35,6 @@ from .effects import (
     in_this_context,
     refuse_commit,
     require_ours,
-    taken_over,
 )
 from .engines.postgres import (
     CONFLICT_LIMIT,
@@ -52,8 +51,8 @@ from .engines.postgres_migration import migrate_postgres
 from .history import History
 from .inbox import SqlInbox
 from .readers import ReaderPool
+from .silence import ANSWER_SECONDS
 from .sql import days, deliveries, reads
-from .sql.deliveries import Lease
 from .sql.dialect import Dialect, SqlTransaction
 from .sql.schema import LATER_POSTGRESQL, statements
 
@@ -146,19 +145,12 @@ class PostgresInbox(SqlInbox):
         """See :meth:`Inbox.writing_process`: the server ends locks of clients that are gone."""
         return None
 
-    async def conclude(self, key: str, effects: Effects[T], *, attempt: int, now: float) -> T:
-        lease = self._leases.get(key)
-        if lease is None:
-            await trio.lowlevel.checkpoint()
-            raise taken_over(key)
-        if (start := self._unawaited_starts.get(key)) is not None:
+    async def conclude(self, lease: Lease, effects: Effects[T], *, attempt: int, now: float) -> T:
+        if lease.start is not None:
             # The start may not be committed yet, and the transaction requires it.
-            await self._commits.gather(self._starting, key, start.again())
-            self._unawaited_starts.pop(key, None)
-        value = await self._effects.conclude(key, lease, effects, attempt=attempt, now=now)
-        if self._leases.get(key) is lease:
-            del self._leases[key]
-        return value
+            await self._commits.gather(self._starting, lease.key, lease.start.run)
+            lease.start = None
+        return await self._effects.conclude(lease, effects, attempt=attempt, now=now)
 
     async def changed_elsewhere(self) -> bool:
         terms = self._terms
@@ -278,12 +270,10 @@ class EffectTransactions:
             "SET LOCAL client_min_messages TO warning"
         ).format(savepoint, schema)
 
-    async def conclude(
-        self, key: str, lease: Lease, effects: Effects[T], *, attempt: int, now: float
-    ) -> T:
+    async def conclude(self, lease: Lease, effects: Effects[T], *, attempt: int, now: float) -> T:
         """See :meth:`Inbox.conclude`. Cancelled, it waits for the thread."""
         inside = in_this_context(effects)
-        run = partial(self._run, key, lease, attempt, inside, now)
+        run = partial(self._run, lease, attempt, inside, now)
         # Returned, not raised: Trio's thread reads __traceback__ of an exception that is raised in
         # it, and ends if a handler's exception raises there.
         value, failure = await run_in_thread(catch, run, limiter=self._limiter)
@@ -305,9 +295,9 @@ class EffectTransactions:
 
     # -- in the thread -------------------------------------------------------------------------
 
-    def _run(self, key: str, lease: Lease, attempt: int, effects: Effects[T], now: float) -> T:
+    def _run(self, lease: Lease, attempt: int, effects: Effects[T], now: float) -> T:
         conflicts = 0
-        fresh = False
+        is_redialled = False
         while True:
             connection = self._take()
             self._in_use.add(connection)
@@ -315,7 +305,7 @@ class EffectTransactions:
             locked = applied = False
             try:
                 with self._address.transaction(connection) as last:
-                    self._lock(connection, key, lease, attempt)
+                    self._lock(connection, lease, attempt)
                     locked = True
                     value = self._apply(connection, effects)
                     applied = True
@@ -331,15 +321,15 @@ class EffectTransactions:
                 if applied and connection.useless:
                     raise StoreUnavailableError(
                         f"the connection to {self._address.place} broke during the commit of the "
-                        f"effects of {key}: they and the event's end are either both committed or "
-                        "neither is"
+                        f"effects of {lease.key}: they and the event's end are either both "
+                        "committed or neither is"
                     ) from error
                 if locked or not isinstance(error, psycopg.Error):
                     raise
                 # A connection from before a restart of the server fails when it is used, and the
                 # other idle ones are as old.
-                if connection.useless and not fresh:
-                    fresh = True
+                if connection.useless and not is_redialled:
+                    is_redialled = True
                     self._drop_idle()
                     continue
                 raise self._address.describe(error) from error
@@ -352,10 +342,10 @@ class EffectTransactions:
                 else:
                     self._idle.append(connection)
 
-    def _lock(self, connection: EffectConnection, key: str, lease: Lease, attempt: int) -> None:
+    def _lock(self, connection: EffectConnection, lease: Lease, attempt: int) -> None:
         connection.row_factory = tuple_row  # the handler before may have set another one
         connection.execute(self._to_store)
-        require_ours(self._transaction(connection), key, lease, attempt)
+        require_ours(self._transaction(connection), lease, attempt)
         connection.execute(_TO_HANDLER)
 
     def _apply(self, connection: EffectConnection, effects: Effects[T]) -> T:

@@ -22,13 +22,14 @@ from ..records.deliveries import (
     Admission,
     Admitted,
     Done,
+    Lease,
     NewDelivery,
     Outcome,
     Purged,
     Renewed,
 )
 from .admission import LeaseTerms
-from .claims import EndedRun, SurelyNew, UnawaitedClaims
+from .claims import EndedRun, SurelyNew, UnawaitedClaims, UnawaitedEnds, UnawaitedLease
 from .commit import GroupCommit
 from .effects import (
     SAVEPOINT,
@@ -39,7 +40,6 @@ from .effects import (
     refuse_commit,
     require_ours,
 )
-from .ends import UnawaitedEnds
 from .engines.sqlite import CHECKPOINT_BYTES, SqliteEngine, SqliteReader
 from .engines.sqlite_connection import (
     BUSY_SECONDS,
@@ -52,7 +52,7 @@ from .inbox import SqlInbox
 from .known_keys import Version
 from .readers import ReaderPool
 from .sql import deliveries, reads
-from .sql.deliveries import Answer, Arriving, Lease, RunEnd
+from .sql.deliveries import Answer, Arriving
 from .sql.dialect import SqlTransaction
 from .sql.leases import new_token
 from .sql.schema import prepare_sqlite
@@ -86,7 +86,7 @@ class SqliteInbox(SqlInbox):
         self._file = file
         self._engine = engine
         self._version: Version | None = None
-        self._unawaited = UnawaitedClaims(terms, commits, readers, self._pending)
+        self._unawaited = UnawaitedClaims(terms, commits, readers)
         self._ends = UnawaitedEnds(commits, self._ending, self._pending)
         self._accepting_new = self._accept_new
 
@@ -176,7 +176,8 @@ class SqliteInbox(SqlInbox):
     async def claim(self, delivery: NewDelivery) -> Admitted:
         key, unawaited = delivery.key, self._unawaited
         unawaited.keys.add(key)
-        unawaited.drop(key)  # the end of an earlier run could not be recorded
+        if key in unawaited.runs:  # its end could not be recorded
+            unawaited.drop(unawaited.runs[key])
         ended = unawaited.ended_run(key)
         # Not synced: no sender is answered because of a claim, so after a power cut the sender
         # delivers again.
@@ -186,9 +187,8 @@ class SqliteInbox(SqlInbox):
         if not admitted.same_body and admitted.admission is not Admission.NEW:
             await self._commits.submit(lambda tx: sync_log(_connection_of(tx)))
         if ended is not None:
-            lease = self._leases.get(key)
-            if admitted.admission is Admission.NEW and lease is not None:
-                admitted = await self._count_end(lease, delivery, admitted, ended)
+            if admitted.admission is Admission.NEW and admitted.lease is not None:
+                admitted = await self._count_end(admitted.lease, delivery, admitted, ended)
             unawaited.counted(key)
         return admitted
 
@@ -209,7 +209,7 @@ class SqliteInbox(SqlInbox):
         )
         return msgspec.structs.replace(admitted, attempts=admitted.attempts + counted)
 
-    def claim_unawaited(self, delivery: NewDelivery) -> bool:
+    def claim_unawaited(self, delivery: NewDelivery) -> Lease | None:
         return self._unawaited.claim(delivery)
 
     async def park(self, delivery: NewDelivery, reason: str | None = None) -> Admitted:
@@ -218,61 +218,43 @@ class SqliteInbox(SqlInbox):
 
     # -- runs ------------------------------------------------------------------------------------
 
-    def end_unawaited(self, key: str, *, now: float) -> bool:
-        lease = self._leases.get(key)
-        if lease is None or not self._commits.prompt:
+    def end_unawaited(self, lease: Lease, *, now: float) -> bool:
+        if not self._commits.prompt:
             return False
-        del self._leases[key]
-        start = self._unawaited_starts.pop(key, None)
-        if start is not None:
-            # Most handlers end before their start is handed over: both are one change then.
-            self._commits.withdraw(start.unit)
-        started_at = None if start is None else start.at
-        self._ends.post(key, RunEnd(lease.sequence, lease.token, now, started_at))
+        self._ends.post(lease.key, self._end_of(lease, now))
         return True
 
-    def finish(self, key: str, outcome: Outcome, *, now: float) -> Coroutine[Any, Any, None]:
-        if key in self._unawaited.runs:
-            return self._unawaited.finish(key, outcome, now=now)
-        return super().finish(key, outcome, now=now)
+    def finish(self, lease: Lease, outcome: Outcome, *, now: float) -> Coroutine[Any, Any, bool]:
+        if isinstance(lease, UnawaitedLease) and self._unawaited.runs.get(lease.key) is lease:
+            return self._unawaited.finish(lease, outcome, now=now)
+        return super().finish(lease, outcome, now=now)
 
-    async def conclude(self, key: str, effects: Effects[T], *, attempt: int, now: float) -> T:
+    async def conclude(self, lease: Lease, effects: Effects[T], *, attempt: int, now: float) -> T:
         """See :meth:`Inbox.conclude`. The effects run in the committing thread."""
         await trio.lowlevel.checkpoint_if_cancelled()
-        run, start = self._unawaited.runs.get(key), self._unawaited_starts.pop(key, None)
-        inside = in_this_context(effects)
+        inside, start = in_this_context(effects), lease.start
 
         def work(tx: SqlTransaction) -> T:
-            lease = self._leases.get(key) if run is None else run.lease()
-            if start is not None and lease is not None:
-                deliveries.start_all(tx, self._terms, [start.again()])
-            value = _apply_within_budget(tx, key, lease, attempt, inside)
-            assert lease is not None  # without one the effects are refused
-            deliveries.finish(tx, self._terms, lease, Done(), now)
+            stored = lease.stored() if isinstance(lease, UnawaitedLease) else lease
+            if start is not None:
+                deliveries.start_all(tx, self._terms, [start.run])
+            value = _apply_within_budget(tx, stored, attempt, inside)
+            deliveries.finish(tx, self._terms, stored, Done(), now)
             self._unawaited.keys.check(tx)
             return value
 
-        is_done = False
         try:
             # Even a cancelled caller has to know whether the event is done. The wait is bounded by
-            # storage.commit.ANSWER_SECONDS of real time, as for every caller.
+            # storage.silence.ANSWER_SECONDS of real time, as for every caller.
             with trio.CancelScope(shield=True):
-                value = await self._commits.submit(work, single=True, name=key)
-            is_done = True
+                value = await self._commits.submit(work, single=True, name=lease.key)
         except EffectsFailedError as failed:
             raise failed.error from None
-        finally:
-            # Nothing was changed, so the next outcome has to repeat the start.
-            if not is_done and start is not None:
-                self._unawaited_starts[key] = start
-        self._leases.pop(key, None)
-        self._unawaited.drop(key)
+        self._unawaited.drop(lease)
         return value
 
-    async def renew(self, keys: Collection[str], *, now: float) -> Renewed:
-        held = frozenset(keys)
-        for key in [key for key in self._unawaited.runs if key not in held]:
-            self._unawaited.drop(key)
+    async def renew(self, held: Collection[Lease], *, now: float) -> Renewed:
+        self._unawaited.keep(held)
         self._ends.repeat_failed()
         return await super().renew(held, now=now)
 
@@ -373,11 +355,7 @@ _FAULTS = (
 
 
 def _apply_within_budget(
-    transaction: SqlTransaction,
-    key: str,
-    lease: Lease | None,
-    attempt: int,
-    effects: Effects[T],
+    transaction: SqlTransaction, lease: Lease, attempt: int, effects: Effects[T]
 ) -> T:
     """Apply ``effects``, if run number ``attempt`` of the event is still that of ``lease``.
 
@@ -385,7 +363,7 @@ def _apply_within_budget(
         EventTakenOverError: the run is not ours.
         EffectsFailedError: the effects have failed; its ``error`` is the reason.
     """
-    require_ours(transaction, key, lease, attempt)
+    require_ours(transaction, lease, attempt)
     connection = _connection_of(transaction)
     connection.execute(f"SAVEPOINT {SAVEPOINT}")
     value = _within_budget(connection, effects)

@@ -38,7 +38,7 @@ class Claimer:
         whose lease expired by a clock that was set. Pauses and policies are obeyed; at most
         ``free_workers`` events of limited handlers are claimed.
 
-        Cancellation waits for the store, at most ``storage.commit.ANSWER_SECONDS``: an abandoned
+        Cancellation waits for the store, at most ``storage.silence.ANSWER_SECONDS``: an abandoned
         claim leaves leases behind until the next renewal.
 
         Raises:
@@ -52,9 +52,7 @@ class Claimer:
                     overdue=overdue,
                     limits=self._runner.pauses.limits(free_workers=free_workers),
                 )
-            held = self._hold(due.records)
-        if due.superseded:
-            self._runner.recorder.report_superseded(due.superseded)
+            held = self._hold(due)
         return due, held
 
     async def claim_suspects(
@@ -71,17 +69,17 @@ class Claimer:
                     now=self._clock(),
                     limits=self._runner.pauses.limits(free_workers=limit),
                 )
-            held = self._hold(due.records)
-        if due.superseded:
-            self._runner.recorder.report_superseded(due.superseded)
+            held = self._hold(due)
         return due.records, held
 
-    def _hold(self, records: Sequence[DeliveryRecord]) -> dict[str, HeldLease]:
+    def _hold(self, due: Due) -> dict[str, HeldLease]:
+        if due.superseded:
+            self._runner.recorder.report_superseded(due.superseded)
         leases, now = self._runner.leases, self._clock()
-        held = {record.key: leases.hold_claimed(record.key, since=now) for record in records}
+        held = {key: leases.hold(lease, since=now) for key, lease in due.leases.items()}
         return {key: lease for key, lease in held.items() if lease is not None}
 
-    async def decode(self, record: DeliveryRecord, lease: HeldLease) -> VerifiedDelivery | None:
+    async def decode(self, record: DeliveryRecord, held: HeldLease) -> VerifiedDelivery | None:
         """Return a claimed event ready to run; None if it was dead-lettered instead.
 
         An event is dead-lettered if it ended the process too often, or if its body cannot be
@@ -94,23 +92,23 @@ class Claimer:
         try:
             arrival = await arrival_of(record)
         except DeliveryDecodingError as error:
-            await self._inbox.finish(record.key, Dead(str(error)), now=self._clock())
+            await self._inbox.finish(held.lease, Dead(str(error)), now=self._clock())
         else:
             dead = self._runner.queued.dead_letter_of(record) if record.process_ends else None
             if dead is None:
                 return arrival
-            await self._inbox.finish(record.key, dead, now=self._clock())
+            await self._inbox.finish(held.lease, dead, now=self._clock())
             self._runner.recorder.report(arrival.delivery, record.attempts, dead)
-        self._runner.leases.drop(lease)
+        self._runner.leases.drop(held)
         return None
 
-    async def release(self, leases: Mapping[str, HeldLease]) -> None:
+    async def release(self, waiting: Mapping[str, HeldLease]) -> None:
         """Release claimed events that do not run; a store that fails is logged."""
-        for lease in leases.values():
-            self._runner.leases.drop(lease)
+        for held in waiting.values():
+            self._runner.leases.drop(held)
         try:
-            await self._inbox.release([*leases])
+            await self._inbox.release([held.lease for held in waiting.values()])
         except StoreUnavailableError as error:
             # The next renewal gives them up, or they expire.
-            _log.store_unavailable(error, ids=[*leases])
+            _log.store_unavailable(error, ids=[*waiting])
             await trio.lowlevel.checkpoint()

@@ -7,18 +7,28 @@ event is done.
 
 from collections.abc import Callable, Mapping
 from inspect import iscoroutinefunction
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import trio
 
 from ..base.clock import wall
 from ..errors import EffectError
 from ..events import Event
+from ..records.deliveries import Lease
 from ..storage.effects import Effects
 from ..storage.ports import Inbox
 from .unawaited import require_awaited
 
 T = TypeVar("T")
+
+
+class RunOfHandler(Protocol):
+    """A running handler."""
+
+    @property
+    def lease(self) -> Lease | None:
+        """The lease of the run, if it is known."""
+        ...
 
 
 class Conclusions:
@@ -36,7 +46,7 @@ class Conclusions:
         #: The keys of events that are done while their handlers still run.
         self.ended: set[str] = set()
         #: The running handlers, by the key of their event; set by :class:`.invocation.Invocations`.
-        self.runs: Mapping[str, object] = {}
+        self.runs: Mapping[str, RunOfHandler] = {}
 
     async def conclude(self, event: Event[Any], effects: Effects[T]) -> T:
         """Apply ``effects`` and record that ``event`` is done, in one transaction.
@@ -52,7 +62,8 @@ class Conclusions:
             )
         # Checked before the event is done, because afterwards the run can no longer fail.
         require_awaited("the handler", None)
-        if key not in self.runs:
+        run = self.runs.get(key)
+        if run is None or run.lease is None:
             raise EffectError(
                 f"the event {key} is not being handled: its handler calls finish before it returns"
             )
@@ -61,7 +72,7 @@ class Conclusions:
         self._begun.add(key)
         try:
             value = await self._inbox.conclude(
-                key, effects, attempt=event.attempt, now=self._clock()
+                run.lease, effects, attempt=event.attempt, now=self._clock()
             )
         except BaseException:
             self._begun.discard(key)

@@ -5,7 +5,7 @@ protects a claim under this process's own lease (docs/adr/0003-lease-tokens.md).
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterator
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from ..base.http import Expiry
 from ..base.logs import Throttle, get_logger
 from ..config import Settings
 from ..errors import StoreUnavailableError
-from ..records.deliveries import Admission, Dead, Done, NewDelivery, Retry
+from ..records.deliveries import Dead, Done, Lease, NewDelivery, Retry
 from ..storage.ports import Inbox
 from . import answers
 from .answers import Answer
@@ -43,6 +43,7 @@ class InFlight(msgspec.Struct):
     """An inline run in progress, and the deliveries of the same key that wait for it."""
 
     raw: bytes
+    lease: Lease | None = None  # once it is claimed
     ended: trio.Event | None = None  # made by the first delivery that waits; most runs have none
     answer: Answer | None = None
 
@@ -98,9 +99,9 @@ class InlineRuns:
         self.quarantined = False
 
     @property
-    def keys(self) -> Iterable[str]:
-        """Return the keys of the runs in flight."""
-        return self._in_flight
+    def leases(self) -> Iterator[Lease]:
+        """Return the leases of the runs in flight."""
+        return (run.lease for run in self._in_flight.values() if run.lease is not None)
 
     async def run(
         self,
@@ -159,9 +160,11 @@ class InlineRuns:
         try:
             attempt = 1
             # The claim of a new key is not awaited; most handlers have ended before it is written.
-            if not self._inbox.claim_unawaited(delivery):
+            lease = in_flight.lease = self._inbox.claim_unawaited(delivery)
+            if lease is None:
                 admitted = await self._inbox.claim(delivery)
-                if admitted.admission is not Admission.NEW:
+                lease = in_flight.lease = admitted.lease
+                if lease is None:
                     in_flight.answer = self._recorder.answer_known(delivery, admitted)
                     return in_flight.answer
                 if not admitted.same_body:
@@ -175,13 +178,14 @@ class InlineRuns:
             if finished is not None and finished.earlier_attempts == arrival.earlier_attempts:
                 # The handler has run, but its outcome could not be recorded: record it now.
                 outcome, seconds = finished.outcome, finished.seconds
-                await self._record(key, arrival, outcome, seconds)
+                await self._record(lease, arrival, outcome, seconds)
             else:
                 ended = await self._invocations.run(
                     arrival,
                     handler,
                     tenant,
                     attempt,
+                    lease,
                     handler.policy.timeout or self._seconds,
                     expiry,
                 )
@@ -194,7 +198,7 @@ class InlineRuns:
                         max_attempts=handler.policy.max_attempts or self._max_attempts,
                     )
                 if not ended.is_concluded:
-                    await self._record(key, arrival, outcome, seconds)
+                    await self._record(lease, arrival, outcome, seconds)
             self._recorder.report(delivery, attempt, outcome, handler, seconds)
             in_flight.answer = answers.OK
             if failure is not None and type(outcome) is Retry:
@@ -206,13 +210,14 @@ class InlineRuns:
                 in_flight.ended.set()
 
     async def _record(
-        self, key: str, arrival: VerifiedDelivery, outcome: Done | Dead | Retry, seconds: float
+        self, lease: Lease, arrival: VerifiedDelivery, outcome: Done | Dead | Retry, seconds: float
     ) -> None:
         """Record an outcome; remember it if the store does not confirm it."""
         try:
-            await self._recorder.record(key, outcome)
+            if not await self._recorder.record(lease, outcome):
+                self._recorder.report_lost([lease.key])
         except BaseException:
-            self._remember(key, outcome, seconds, arrival.earlier_attempts)
+            self._remember(lease.key, outcome, seconds, arrival.earlier_attempts)
             raise
 
     def _remember(

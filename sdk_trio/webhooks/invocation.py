@@ -22,7 +22,7 @@ from ..config.secret import LEAST_MASKED
 from ..errors import HandlerAbortedError
 from ..events import Drift, Event, decode_event
 from ..events.source_event import decode_source_event
-from ..records.deliveries import Done, NewDelivery
+from ..records.deliveries import Done, Lease, NewDelivery
 from .arrival import VerifiedDelivery
 from .bound import BoundHandler, BoundHandlers
 from .counters import Counters
@@ -65,7 +65,7 @@ class Run(msgspec.Struct, frozen=True, gc=False):
     """A running handler: its name, its event, and its start time (``clock.monotonic``).
 
     ``threaded``: it is a plain function in a thread, which cannot be stopped. ``timeout`` is the
-    handler's own limit in seconds, if it has one.
+    handler's own limit in seconds, if it has one. ``lease`` is that of the run, if it is known.
     """
 
     handler: str
@@ -74,6 +74,7 @@ class Run(msgspec.Struct, frozen=True, gc=False):
     key: str
     threaded: bool = False
     timeout: float | None = None
+    lease: Lease | None = None
 
     def described(self, now: float) -> dict[str, object]:
         """Return its fields for a log at ``now``, by ``clock.monotonic``."""
@@ -196,6 +197,7 @@ class Invocations:
         handler: BoundHandler,
         tenant: "Tenant | None",
         attempt: int,
+        lease: Lease,
         limit: float | None = None,
         expiry: Expiry | None = None,
     ) -> Ended:
@@ -208,6 +210,7 @@ class Invocations:
             handler: the handler of its type.
             tenant: the tenant of the event, as it is now.
             attempt: counted from 1.
+            lease: the run's.
             limit: the handler's time limit in seconds; None: :meth:`time_out` ends the run.
             expiry: the server's own deadline, where it has one.
         """
@@ -222,10 +225,10 @@ class Invocations:
             try:
                 if limit is None:
                     # A cancel scope around each run would cost as much as checking its signature.
-                    failure = await self.call(handler, event, begun)
+                    failure = await self.call(handler, event, begun, lease)
                 else:
                     with inline_deadline(limit, expiry) as deadline:
-                        failure = await self.call(handler, event, begun)
+                        failure = await self.call(handler, event, begun, lease)
             finally:
                 seconds = round(self._stopwatch() - begun, 6)
                 self._counters.observe(
@@ -252,7 +255,7 @@ class Invocations:
                     self._recorder.report(delivery, attempt, DONE, handler, seconds)
                 else:
                     with trio.move_on_after(CLEANUP_SECONDS, shield=True):
-                        await self._recorder.release(delivery.key)
+                        await self._recorder.release(lease)
         is_concluded = False
         if self._conclusions.ended and self._conclusions.forget(delivery.key):
             is_concluded = True
@@ -333,7 +336,9 @@ class Invocations:
             hint="the handler had finished the event before; it is done and is not run again",
         )
 
-    async def call(self, handler: BoundHandler, event: Event[Any], begun: float) -> Failure | None:
+    async def call(
+        self, handler: BoundHandler, event: Event[Any], begun: float, lease: Lease
+    ) -> Failure | None:
         """Call a handler, and its error hook if it fails; return its failure, or None.
 
         ``begun`` is the start time, by ``clock.monotonic``. Our own cancellation is raised.
@@ -345,6 +350,7 @@ class Invocations:
             event.key,
             handler.threads is not None,
             handler.policy.timeout,
+            lease,
         )
         # A class may return something other than None, whatever its annotation.
         core: Callable[[Event[Any]], Awaitable[object]] = handler.handler.handle_core

@@ -10,66 +10,61 @@ from collections.abc import Iterable, Iterator
 import msgspec
 import trio
 
+from ..records.deliveries import Lease
+
 
 class HeldLease(msgspec.Struct, eq=False):
-    """One claim of a queued event, which waits in memory or runs.
+    """The lease of a queued event, which waits in memory or runs.
 
     Args:
-        key: the key of the event.
+        lease: the lease.
         since: when the lease began, in Unix seconds.
         runs: a worker has taken the event.
         lost: another process has claimed the event in the meantime.
         is_ending: the outcome of the run is being recorded.
-        is_ended: the store has that outcome, although it has not confirmed it.
     """
 
-    key: str
+    lease: Lease
     since: float
     runs: bool = False
     lost: bool = False
     is_ending: bool = False
-    is_ended: bool = False
+
+    @property
+    def key(self) -> str:
+        """The key of the event."""
+        return self.lease.key
 
 
 class HeldLeases:
-    """The leases by key; iterating gives the keys to renew."""
+    """The leases by key; iterating gives those to renew."""
 
     def __init__(self) -> None:
         self._by_key: dict[str, HeldLease] = {}
         #: Held while leases are claimed or renewed, so that a renewal knows every claimed one.
         self.lock: trio.Lock = trio.Lock()
 
-    def hold(self, key: str, *, since: float) -> HeldLease | None:
-        """Hold the lease of an event that is about to be claimed; None if a run already holds one.
+    def hold(self, lease: Lease, *, since: float) -> HeldLease | None:
+        """Hold the lease of an event that the store has just leased, since that Unix time.
 
-        ``since`` is the start of the lease, in Unix seconds.
+        None: the event already runs or waits here, under a lease that it had lost. It gets the new
+        one, so that no second run of it begins. A run that is recording its outcome does not: that
+        outcome is stale.
         """
-        if key in self._by_key:
+        earlier = self._by_key.get(lease.key)
+        if earlier is not None and not earlier.is_ending:
+            earlier.lost = False
+            # In place: the store is given the same object by all that belongs to the run.
+            earlier.lease.token, earlier.lease.sequence = lease.token, lease.sequence
+            earlier.lease.start = None
             return None
-        lease = self._by_key[key] = HeldLease(key, since)
-        return lease
+        held = self._by_key[lease.key] = HeldLease(lease, since)
+        return held
 
-    def hold_claimed(self, key: str, *, since: float) -> HeldLease | None:
-        """Hold the lease of an event that the store has just leased; None if a run already holds
-        one.
-
-        If an outcome of the event is being recorded at the same time, the store must have it
-        already, or it would not have leased the event again. That recording ends: if it were
-        repeated, it would become the outcome of the next run.
-        """
-        earlier = self._by_key.get(key)
-        if earlier is not None:
-            if not earlier.is_ending:
-                earlier.lost = False
-                return None
-            earlier.is_ended = True
-            del self._by_key[key]
-        return self.hold(key, since=since)
-
-    def drop(self, lease: HeldLease) -> None:
+    def drop(self, held: HeldLease) -> None:
         """Stop renewing a lease; a later one of the same event is kept."""
-        if self._by_key.get(lease.key) is lease:
-            del self._by_key[lease.key]
+        if self._by_key.get(held.key) is held:
+            del self._by_key[held.key]
 
     def lose(self, keys: Iterable[str]) -> list[str]:
         """Stop renewing leases that others have taken over; return the keys that were held.
@@ -84,5 +79,5 @@ class HeldLeases:
                 self.drop(lease)
         return [lease.key for lease in lost]
 
-    def __iter__(self) -> Iterator[str]:
-        return (key for key, lease in self._by_key.items() if not lease.lost)
+    def __iter__(self) -> Iterator[Lease]:
+        return (held.lease for held in self._by_key.values() if not held.lost)

@@ -90,12 +90,12 @@ class Quarantine:
             for record in suspects:
                 if self._is_closed() or blocking is not None or trio.current_time() >= until:
                     break
-                lease = waiting[record.key]
-                arrival = await self._claimer.decode(record, lease)
+                held = waiting[record.key]
+                arrival = await self._claimer.decode(record, held)
                 if arrival is not None:
                     if not self._runner.queued.must_run_alone(record):
                         continue  # one crash proves little: it runs like all other events
-                    blocking = await self._isolate(record, arrival, lease, workers)
+                    blocking = await self._isolate(record, arrival, held, workers)
                 del waiting[record.key]
         except StoreUnavailableError as error:
             _log.store_unavailable(error)
@@ -113,7 +113,7 @@ class Quarantine:
         self,
         record: DeliveryRecord,
         arrival: VerifiedDelivery,
-        lease: HeldLease,
+        held: HeldLease,
         workers: trio.Nursery,
         *,
         until_idle: Callable[[], Awaitable[None]],
@@ -123,7 +123,7 @@ class Quarantine:
         Args:
             record: the suspect.
             arrival: its decoded event.
-            lease: its lease.
+            held: its lease.
             workers: runs it.
             until_idle: waits until no queued event runs or waits in memory.
 
@@ -143,7 +143,7 @@ class Quarantine:
                 await self._runner.inline.wait_until_ended()
             if waiting.cancelled_caught or self._is_closed():
                 return False
-            await self._isolate(record, arrival, lease, workers)
+            await self._isolate(record, arrival, held, workers)
             return True
         finally:
             self._runner.inline.quarantined = False
@@ -163,7 +163,7 @@ class Quarantine:
         self,
         record: DeliveryRecord,
         arrival: VerifiedDelivery,
-        lease: HeldLease,
+        held: HeldLease,
         workers: trio.Nursery,
     ) -> trio.Event | None:
         """Run one event alone, for at most ``ALONE_SECONDS``.
@@ -180,30 +180,30 @@ class Quarantine:
         )
         self._runner.inline.quarantined = True
         ended = trio.Event()
-        workers.start_soon(run_in_cell, self._run, record, arrival, lease, ended)
+        workers.start_soon(run_in_cell, self._run, record, arrival, held, ended)
         with trio.move_on_after(ALONE_SECONDS):
             await ended.wait()
         if ended.is_set():
             return None
         # Other events run at the same time from now on: the store must not mark its run as alone.
-        await self._inbox.join(record.key)
+        await self._inbox.join(held.lease)
         return ended
 
     async def _run(
         self,
         record: DeliveryRecord,
         arrival: VerifiedDelivery,
-        lease: HeldLease,
+        held: HeldLease,
         ended: trio.Event,
     ) -> None:
         cell = current_cell()
         assert cell is not None
-        lease.runs = True
+        held.runs = True
         self._running[cell] = arrival
         try:
-            await self._runner.queued.run(arrival, lease, attempt=record.attempts + 1, alone=True)
+            await self._runner.queued.run(arrival, held, attempt=record.attempts + 1, alone=True)
         finally:
             del self._running[cell]
-            self._runner.leases.drop(lease)
+            self._runner.leases.drop(held)
             ended.set()
         self._wake()

@@ -217,33 +217,27 @@ class WorkerPool:
         if direct and self._sharing is not None and self._is_shared:
             direct = self._free_workers >= 0  # this event has a slot already
         delivery, queued = arrival.delivery, False
-        # A plain field costs less than the property, for the host's own deliveries.
-        key = delivery.key if delivery.signer else delivery.webhook_id
-        # Held from now on, so that a renewal in between does not give it up.
-        lease = self._runner.leases.hold(key, since=delivery.received_at) if direct else None
         try:
-            admitted = await self._inbox.accept(arrival.delivery, leased=direct)
+            admitted = await self._inbox.accept(delivery, leased=direct)
             if admitted.admission is not Admission.NEW:
                 return self._runner.recorder.answer_known(arrival.delivery, admitted)
             if not admitted.same_body:
                 self._runner.recorder.report_different_body(arrival.delivery)
             self._counters.count("accepted", signer=delivery.signer)
-            if direct and not self._closed:
+            if admitted.lease is not None and not self._closed:
                 if admitted.earlier:
                     arrival = resumed(arrival, admitted)
-                if lease is None:
-                    lease = self._runner.leases.hold_claimed(key, since=self._clock())
-                is_first, queued = admitted.attempts == 0, lease is not None
-                if lease is not None:
-                    self._send.send_nowait((arrival, admitted.attempts + 1, is_first, lease))
+                held = self._runner.leases.hold(admitted.lease, since=delivery.received_at)
+                if held is not None:
+                    queued = True
+                    is_first = admitted.attempts == 0
+                    self._send.send_nowait((arrival, admitted.attempts + 1, is_first, held))
             return answers.OK
         finally:
             # A commit that was cancelled, or not confirmed in time, may still succeed; the answer
             # to the sender's redelivery shows that. The next renewal then gives the lease up, and
             # the feeder finds the event. The slot is freed in any case.
             if not queued:
-                if lease is not None:
-                    self._runner.leases.drop(lease)
                 self._free_slot()
                 self.wake()
 
@@ -342,22 +336,22 @@ class WorkerPool:
 
     async def _run(self, cell: trio.Nursery, queued: _Queued) -> None:
         """Run an event in the cell of a worker."""
-        arrival, attempt, is_first, lease = queued
+        arrival, attempt, is_first, held = queued
         self._running[cell] = arrival
         self._free_slot()
         try:
-            if lease.lost:
+            if held.lost:
                 await trio.lowlevel.checkpoint()
                 return
-            lease.runs = True
+            held.runs = True
             # The start of a run whose lease may have expired is awaited: it fails if another
             # process has claimed the event.
-            age = self._clock() - lease.since
+            age = self._clock() - held.since
             fresh = is_first and -LEASE_SECONDS < age < LEASE_SECONDS
-            outcome = await self._runner.queued.run(arrival, lease, attempt=attempt, fresh=fresh)
+            outcome = await self._runner.queued.run(arrival, held, attempt=attempt, fresh=fresh)
         finally:
             del self._running[cell]
-            self._runner.leases.drop(lease)
+            self._runner.leases.drop(held)
             self._run_ended.ring()
         # The next event of an ordered lane may run now, the feeder must know the due time of a
         # retry, and a free slot matters only while events wait in the store.
@@ -404,10 +398,10 @@ class WorkerPool:
         buffered = self._receive.statistics().current_buffer_used
         queued.extend(self._receive.receive_nowait() for _ in range(buffered))
         waiting: dict[str, HeldLease] = {}
-        for *_, lease in queued:
+        for *_, held in queued:
             self._free_slot()
-            if not lease.lost:
-                waiting[lease.key] = lease
+            if not held.lost:
+                waiting[held.key] = held
         self._store_has_due = self._store_has_due or bool(waiting)
         if waiting:
             with trio.move_on_after(CLEANUP_SECONDS, shield=True):
@@ -435,11 +429,11 @@ class WorkerPool:
         self._next_due_at = inf if due.next_due_at is None else due.next_due_at
         try:
             for record in due.records:
-                lease = waiting.get(record.key)
-                if lease is None:
+                held = waiting.get(record.key)
+                if held is None:
                     continue  # a run already has its lease
                 is_first = record.key in due.unbegun
-                if not await self._queue(record, lease, workers, is_first=is_first):
+                if not await self._queue(record, held, workers, is_first=is_first):
                     break
                 del waiting[record.key]
         finally:
@@ -451,13 +445,13 @@ class WorkerPool:
             self.wake()
 
     async def _queue(
-        self, record: DeliveryRecord, lease: HeldLease, workers: trio.Nursery, *, is_first: bool
+        self, record: DeliveryRecord, held: HeldLease, workers: trio.Nursery, *, is_first: bool
     ) -> bool:
         """Queue one fetched record once a slot is free; return False if the queue has closed."""
         if self._closed:
             await trio.lowlevel.checkpoint()
             return False
-        arrival = await self._claimer.decode(record, lease)
+        arrival = await self._claimer.decode(record, held)
         if arrival is None:
             return True
         if record.process_ends and self._runner.queued.must_run_alone(record):
@@ -466,7 +460,7 @@ class WorkerPool:
             self._store_has_due = True
             self.wake()
             if await self._quarantine.run_late(
-                record, arrival, lease, workers, until_idle=self._wait_until_idle
+                record, arrival, held, workers, until_idle=self._wait_until_idle
             ):
                 return True
         self._store_has_due = self._feeder_blocked = self._slots_used >= self._capacity
@@ -474,7 +468,7 @@ class WorkerPool:
         if self._closed:
             return False
         # No checkpoint from here on, during which the slot could be used for another event.
-        queued = (arrival, record.attempts + 1, is_first, lease)
+        queued = (arrival, record.attempts + 1, is_first, held)
         is_busy = len(self._running) >= self._workers
         goes_ahead = is_busy and self._ahead is None and self._is_limited(arrival)
         self._slots_used += 1

@@ -74,7 +74,7 @@ class QueuedRuns:
     async def run(
         self,
         arrival: VerifiedDelivery,
-        lease: HeldLease,
+        held: HeldLease,
         *,
         attempt: int,
         fresh: bool = False,
@@ -91,7 +91,7 @@ class QueuedRuns:
 
         Args:
             arrival: the event.
-            lease: its lease, which the caller drops afterwards.
+            held: its lease, which the caller drops afterwards.
             attempt: counted from 1.
             fresh: no run of it has started.
             alone: no other run is in progress.
@@ -99,13 +99,13 @@ class QueuedRuns:
         delivery = arrival.delivery
         if self._pauses.active and self._pauses.holds(delivery.type, delivery.signer):
             # It was claimed before the pause. The next claim lets it wait in the store.
-            return await self._end(delivery, lease, attempt, Released())
+            return await self._end(delivery, held, attempt, Released())
         handler = self._handlers.find(delivery.type, delivery.raw, delivery.signer)
         # Check the route first: if it is paused, the store is written only once.
         gate = None if handler is None else handler.gate
         postponed = None if gate is None else gate.hold()
         if postponed is not None:
-            return await self._end(delivery, lease, attempt, postponed)
+            return await self._end(delivery, held, attempt, postponed)
         threads = None if handler is None else handler.threads
         has_slot = has_started = False
         try:
@@ -113,8 +113,8 @@ class QueuedRuns:
                 await threads.acquire()  # before the run starts and counts
                 has_slot = True
             if fresh:
-                self._inbox.start_unawaited(lease.key, now=self._clock())
-            elif not await self._start(lease.key, alone=alone):
+                self._inbox.start_unawaited(held.lease, now=self._clock())
+            elif not await self._start(held, alone=alone):
                 has_started = True
                 return Released()
             tenant = None
@@ -126,7 +126,7 @@ class QueuedRuns:
                 await trio.lowlevel.checkpoint()
                 return Released()
             has_started = True
-            return await self._run_started(arrival, lease, handler, tenant, attempt)
+            return await self._run_started(arrival, held, handler, tenant, attempt)
         except StoreLostError as error:  # the tenant cannot be looked up
             _log.store_unavailable(error, webhook_id=delivery.webhook_id)
             await trio.lowlevel.checkpoint()
@@ -135,31 +135,32 @@ class QueuedRuns:
         finally:
             if not has_started:
                 with trio.move_on_after(CLEANUP_SECONDS, shield=True):
-                    await self._recorder.release(lease.key)
+                    await self._recorder.release(held.lease)
             if threads is not None and has_slot:
                 threads.release()
 
-    async def _start(self, key: str, *, alone: bool) -> bool:
-        """Record the start of a run; return whether this process still holds the lease.
+    async def _start(self, held: HeldLease, *, alone: bool) -> bool:
+        """Record the start of a run; False: its lease is stale.
 
         If the store is lost, the event runs anyway: no later start could find it.
         """
         try:
-            is_ours = await retry_until_stored(
-                lambda: self._inbox.start(key, now=self._clock(), alone=alone)
+            is_started = await retry_until_stored(
+                lambda: self._inbox.start(held.lease, now=self._clock(), alone=alone)
             )
         except StoreLostError as error:
             _log.store_unavailable(error)
             await trio.lowlevel.checkpoint()
             return True
-        if not is_ours:
-            self._recorder.report_lost([key])
-        return is_ours
+        if not is_started:
+            held.lost = True
+            self._recorder.report_lost([held.key])
+        return is_started
 
     async def _run_started(
         self,
         arrival: VerifiedDelivery,
-        lease: HeldLease,
+        held: HeldLease,
         handler: BoundHandler | None,
         tenant: "Tenant | None",
         attempt: int,
@@ -171,12 +172,12 @@ class QueuedRuns:
                 f"its tenant {delivery.tenant_id} is unknown here: it was purged, and no other "
                 "tenant may get its events"
             )
-            return await self._end(delivery, lease, attempt, Dead(reason))
+            return await self._end(delivery, held, attempt, Dead(reason))
         if handler is None or (
             tenant is not None and self._parking.is_suspended(handler, delivery, tenant)
         ):
             parked = self._parking.outcome(delivery, handler, tenant)
-            return await self._end(delivery, lease, attempt, parked)
+            return await self._end(delivery, held, attempt, parked)
         newer = None
         if is_synthetic(delivery.webhook_id):
             newer = await retry_until_stored(lambda: find_superseding(self._inbox, delivery))
@@ -185,10 +186,10 @@ class QueuedRuns:
             newer = await retry_until_stored(lambda: find_newer_handled(self._inbox, delivery))
         if newer is not None:
             superseded = Done(reason=f"{SUPERSEDED}{newer}")
-            await self._recorder.record_until_stored(lease, superseded)
+            await self._recorder.record_until_stored(held, superseded)
             self._recorder.report_superseded([(delivery.key, newer)])
             return superseded
-        ended = await self._invocations.run(arrival, handler, tenant, attempt)
+        ended = await self._invocations.run(arrival, handler, tenant, attempt, held.lease)
         outcome: Outcome = DONE
         if not ended.is_concluded:
             if ended.failure is not None:
@@ -200,25 +201,25 @@ class QueuedRuns:
                     fraction=self._jitter(),
                 )
             elif handler.gate is not None:
-                outcome = Done(handler.gate.take_answer(lease.key))
-            if outcome is DONE and self._recorder.record_unawaited(lease):
+                outcome = Done(handler.gate.take_answer(held.key))
+            if outcome is DONE and self._recorder.record_unawaited(held):
                 pass
             elif not is_cell_cancelled():
-                await self._recorder.record_until_stored(lease, outcome)
-            elif not await self._record_outside_cell(lease, outcome):
+                await self._recorder.record_until_stored(held, outcome)
+            elif not await self._record_outside_cell(held, outcome):
                 outcome = Released()
         self._recorder.report(delivery, attempt, outcome, handler, ended.seconds)
         return outcome
 
     async def _end(
-        self, delivery: NewDelivery, lease: HeldLease, attempt: int, outcome: Outcome
+        self, delivery: NewDelivery, held: HeldLease, attempt: int, outcome: Outcome
     ) -> Outcome:
         """Record, report and return the outcome of an event whose handler does not run."""
-        await self._recorder.record_until_stored(lease, outcome)
+        await self._recorder.record_until_stored(held, outcome)
         self._recorder.report(delivery, attempt, outcome)
         return outcome
 
-    async def _record_outside_cell(self, lease: HeldLease, outcome: Outcome) -> bool:
+    async def _record_outside_cell(self, held: HeldLease, outcome: Outcome) -> bool:
         """Record the outcome of a run whose cell was cancelled to end the handler.
 
         Inside the cell, a failing store could not be retried. A shutdown cancels the recording
@@ -232,7 +233,7 @@ class QueuedRuns:
         async def record() -> None:
             try:
                 with recording:
-                    await self._recorder.record_until_stored(lease, outcome)
+                    await self._recorder.record_until_stored(held, outcome)
             finally:
                 recorded.set()
 

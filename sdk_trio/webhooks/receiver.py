@@ -392,7 +392,7 @@ class WebhookReceiver:
             yield from self._last.forwarder.samples()
         if self._share.deliveries:
             if self._last is not None:
-                yield from self._last.runner.pauses.samples()
+                yield from self._last.runner.samples()
             yield Sample("sdk_queue_depth", (), self.queue_depth)
             yield Sample("sdk_queue_capacity", (), self.settings.webhooks.queue.capacity)
         with suppress(NotRunningError):

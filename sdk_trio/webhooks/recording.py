@@ -13,6 +13,7 @@ from ..records.deliveries import (
     Admitted,
     Dead,
     Done,
+    Lease,
     NewDelivery,
     Outcome,
     Parked,
@@ -90,8 +91,8 @@ class OutcomeRecorder:
 
     # -- in the store ------------------------------------------------------------------------
 
-    async def record(self, key: str, outcome: Outcome) -> None:
-        """Record the outcome of a run.
+    async def record(self, lease: Lease, outcome: Outcome) -> bool:
+        """Record the outcome of a run; False: no change, its lease is stale.
 
         If cancelled before it starts, it may still take ``CLEANUP_SECONDS``.
 
@@ -104,54 +105,61 @@ class OutcomeRecorder:
             # Outside a shield the store's call would be cancelled before it writes, and the handler
             # would run again although it has finished.
             with trio.move_on_after(CLEANUP_SECONDS, shield=True) as patience:
-                await self._inbox.finish(key, outcome, now=self._clock())
+                is_recorded = await self._inbox.finish(lease, outcome, now=self._clock())
             if patience.cancelled_caught:
                 raise
         else:
-            await self._inbox.finish(key, outcome, now=self._clock())
+            is_recorded = await self._inbox.finish(lease, outcome, now=self._clock())
+        return is_recorded
 
-    def record_unawaited(self, lease: HeldLease) -> bool:
+    def record_unawaited(self, held: HeldLease) -> bool:
         """Record the success of a queued run with a later commit; False: it has to be awaited."""
-        return not lease.is_ended and self._inbox.end_unawaited(lease.key, now=self._clock())
+        return not held.lost and self._inbox.end_unawaited(held.lease, now=self._clock())
 
-    async def record_until_stored(self, lease: HeldLease, outcome: Outcome) -> None:
+    async def record_until_stored(self, held: HeldLease, outcome: Outcome) -> None:
         """Record the outcome of a queued run; retry while the store fails.
 
         No sender repeats a queued event, so its outcome stays in memory until the store has it.
         After the loss of a store, no later start would find the event: its outcome is dropped.
         """
-        lease.is_ending = True
+        held.is_ending = True
+        is_repeated = False
         at = None
         offset = 0.0
         # The types are compared because this path counts its calls.
         if type(outcome) is Retry or type(outcome) is Postponed:
             at = outcome.at
             offset = self._clock() - trio.current_time()
-        while not lease.is_ended:
+        while True:
             try:
-                await self.record(lease.key, outcome)
+                is_recorded = await self.record(held.lease, outcome)
             except StoreLostError as error:
                 _log.store_unavailable(error)
-                break
+                await trio.lowlevel.checkpoint()
+                return
             except StoreUnavailableError as error:
                 _log.store_unavailable(error, retry_in=STORE_RETRY_SECONDS)
                 await trio.sleep(STORE_RETRY_SECONDS)
             else:
+                # A repeated outcome may have been recorded before.
+                if not (is_recorded or is_repeated or held.lost):
+                    held.lost = True
+                    self.report_lost([held.key])
                 return
+            is_repeated = True
             if at is not None:
                 # The clock may have been set since the first try. The store corrects due times
                 # then, but does not have this one.
                 moved = self._clock() - trio.current_time() - offset
                 outcome = msgspec.structs.replace(outcome, at=at + moved)
-        await trio.lowlevel.checkpoint()
 
-    async def release(self, key: str) -> None:
+    async def release(self, lease: Lease) -> None:
         """Release an event, so that this attempt does not count."""
         try:
-            await self._inbox.finish(key, Released(), now=self._clock())
+            await self._inbox.finish(lease, Released(), now=self._clock())
         except StoreUnavailableError as error:
             # Its lease stays with this process, until a renewal gives it up.
-            _log.store_unavailable(error, key=key)
+            _log.store_unavailable(error, key=lease.key)
             await trio.lowlevel.checkpoint()
 
     # -- in the log and the counters ---------------------------------------------------------

@@ -1,7 +1,7 @@
 """The parts that run verified deliveries: inline, queued, parked. They share one inbox."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import trio
@@ -9,6 +9,7 @@ import trio
 from ..base.cells import Cells
 from ..base.clock import wall
 from ..base.logs import get_logger
+from ..base.telemetry import Sample
 from ..config import Settings
 from ..records.deliveries import Renewed
 from ..storage.ports import Inbox
@@ -70,6 +71,7 @@ class DeliveryRunner:
         self._inbox = inbox
         self._counters = counters
         self._clock = clock
+        self._renewals = 0
         self._conclusions = conclusions or Conclusions(inbox)
         #: The leases of queued events.
         self.leases: HeldLeases = HeldLeases()
@@ -94,6 +96,12 @@ class DeliveryRunner:
             jitter=jitter,
         )
 
+    def samples(self) -> Iterator[Sample]:
+        """Return the metrics of leases and pauses."""
+        yield from self.pauses.samples()
+        yield Sample("sdk_leases_held", (), len([*self.inline.leases, *self.leases]))
+        yield Sample("sdk_leases_renewed_total", (), self._renewals)
+
     def use_tasks(self, tasks: Cells | None) -> None:
         """Set where to start tasks that may outlast a request or a cancelled run; None: nowhere."""
         self.inline.tasks = self.queued.tasks = tasks
@@ -107,8 +115,9 @@ class DeliveryRunner:
             StoreUnavailableError: the store is unavailable.
         """
         async with self.leases.lock:
-            keys = [*self.inline.keys, *self.leases]
-            renewed = await self._inbox.renew(keys, now=self._clock())
+            leases = [*self.inline.leases, *self.leases]
+            renewed = await self._inbox.renew(leases, now=self._clock())
+        self._renewals += len(leases) - len(renewed.lost)
         lost = self.leases.lose(renewed.lost)
         if lost:
             self.recorder.report_lost(lost)
@@ -129,6 +138,6 @@ class DeliveryRunner:
         the end of the transaction, and a release that waits for it would delay all others.
         """
         for run in self.invocations.runs:
-            if not self._conclusions.is_concluding(run.key):
-                await self.recorder.release(run.key)
+            if run.lease is not None and not self._conclusions.is_concluding(run.key):
+                await self.recorder.release(run.lease)
         await trio.lowlevel.checkpoint()

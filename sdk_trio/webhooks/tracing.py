@@ -14,7 +14,7 @@ from ..base.http import DirectRequest, Expiry, Headers
 from ..base.telemetry import Links, attributes_of, fail, known_method, link_to, recorded
 from ..config import Settings
 from ..events import Event
-from ..records.deliveries import Dead, Done, NewDelivery, Outcome, Parked
+from ..records.deliveries import Dead, Done, Lease, NewDelivery, Outcome, Parked
 from .answers import Answer, RequestRefusal
 from .arrival import VerifiedDelivery
 from .bound import BoundHandler, BoundHandlers
@@ -124,7 +124,9 @@ class TracedInvocations(Invocations):
         self._tracer = tracer
         self._links = links
 
-    async def call(self, handler: BoundHandler, event: Event[Any], begun: float) -> Failure | None:
+    async def call(
+        self, handler: BoundHandler, event: Event[Any], begun: float, lease: Lease
+    ) -> Failure | None:
         """Call a handler within its span; see :meth:`Invocations.call`."""
         received = self._links.find(event.key)
         inline = received is not None and get_current_span().get_span_context() == received
@@ -140,7 +142,7 @@ class TracedInvocations(Invocations):
             },
         )
         with recorded(span):
-            failure = await super().call(handler, event, begun)
+            failure = await super().call(handler, event, begun, lease)
             if failure is not None and not failure.asked:
                 fail(span, failure.error_type)
             return failure

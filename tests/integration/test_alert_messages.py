@@ -286,9 +286,9 @@ async def test_dead_letters_are_counted_since_a_time(stores):
     inbox = await stores.open("here")
     for number, now in enumerate((10.0, 20.0, 30.0)):
         delivery = arrival(webhook_id=f"evt_{number}", now=now).delivery
-        await inbox.accept(delivery, leased=True)
-        await inbox.start(delivery.key, now=now)
-        await inbox.finish(delivery.key, Dead("no such product"), now=now)
+        lease = (await inbox.accept(delivery, leased=True)).lease
+        await inbox.start(lease, now=now)
+        await inbox.finish(lease, Dead("no such product"), now=now)
     assert await inbox.alerts.count_dead_letters(since=20.0) == 2
     assert await inbox.alerts.count_dead_letters(since=31.0) == 0
 

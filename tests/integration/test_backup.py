@@ -19,6 +19,7 @@ import apsw
 import pytest
 import trio
 from support.command_line import CommandLine
+from support.keyed import ByKey
 from support.waiting import wait_until
 from support.whole_store import (
     Database,
@@ -76,7 +77,7 @@ class Place:
         from sdk_trio.storage.postgres_inbox import PostgresInbox
 
         address = self.database.address
-        return await PostgresInbox.open(address, owner=owner, shared=False, **TERMS)
+        return ByKey(await PostgresInbox.open(address, owner=owner, shared=False, **TERMS))
 
     def run(self, use: Callable, owner: str = "one"):
         async def work():

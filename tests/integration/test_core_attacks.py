@@ -89,11 +89,9 @@ async def test_a_failure_that_is_recorded_twice_counts_once(stores: Stores) -> N
     inbox = await stores.open()
     await inbox.accept(delivery(), leased=True)
     inbox.start_unawaited("m", now=1001)
-    lease, begun = inbox._leases["m"], inbox._unawaited_starts["m"]
-    await inbox.finish("m", Retry(1010, "boom"), now=1002)
+    assert await inbox.finish("m", Retry(1010, "boom"), now=1002)
     # As after a commit whose answer was lost: the caller sends the outcome again.
-    inbox._leases["m"], inbox._unawaited_starts["m"] = lease, begun
-    await inbox.finish("m", Retry(1010, "boom"), now=1002)
+    assert not await inbox.finish("m", Retry(1010, "boom"), now=1002)
     record = await inbox.get("m")
     assert (record.state, record.attempts) == (DeliveryState.RETRYING, 1)
     assert len(await inbox.attempts("m")) == 1
@@ -110,7 +108,7 @@ async def test_a_renewal_keeps_a_start_in_progress(stores: Stores) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(start)
         # Asked for later, and in the same transaction.
-        while not inbox._commits._waiting:
+        while not inbox._commits._silence.waiting:
             await trio.lowlevel.checkpoint()
         await inbox.renew(["m"], now=1001)
     assert started == [True]
@@ -164,7 +162,7 @@ async def test_nothing_is_left_of_what_is_erased_while_another_host_writes(
     inbox = await stores.open()
     await inbox.accept(delivery(tenant_id="t"), leased=True)
     await inbox.start("m", now=1001)
-    engine, lease = inbox._commits._engine, inbox._leases["m"]
+    engine, lease = inbox._commits._engine, inbox.lease("m")
     if work != "finish":
         await inbox.finish("m", Done(), now=1002)
 

@@ -12,6 +12,7 @@ import apsw
 import pytest
 import trio
 from support.command_line import CommandLine
+from support.keyed import ByKey
 from support.postgres import open_inbox, pooled, running_server
 from support.waiting import until
 
@@ -62,11 +63,11 @@ class Place:
 
     async def open(self, owner: str) -> Any:
         if self.kind == "postgres":
-            inbox = await open_inbox(self.directory, owner=owner, **TERMS)
+            inbox = ByKey(await open_inbox(self.directory, owner=owner, **TERMS))
             self.dsn = running_server().database_of(self.directory)
             self.execute(f"{TABLE}; DELETE FROM app_effect")
             return inbox
-        inbox = await SqliteInbox.open(self.directory / "inbox.db", owner=owner, **TERMS)
+        inbox = ByKey(await SqliteInbox.open(self.directory / "inbox.db", owner=owner, **TERMS))
         self.execute(TABLE)
         return inbox
 
@@ -372,7 +373,7 @@ async def test_a_run_that_was_taken_over_applies_nothing(
 
 
 async def test_memory_has_no_transactions() -> None:
-    inbox = MemoryInbox(owner="one", **TERMS)
+    inbox = ByKey(MemoryInbox(owner="one", **TERMS))
     await inbox.claim(delivery())
     with pytest.raises(NotSupportedError, match="Sqlite or Postgres"):
         await inbox.conclude("m1", lambda transaction: None, attempt=1, now=1001)
@@ -423,7 +424,7 @@ async def test_a_store_that_waits_for_effects_names_their_event(
 ) -> None:
     monkeypatch.setattr(committer, "ANSWER_SECONDS", 0.2)
     monkeypatch.setattr(committer, "WATCH_SECONDS", 0.05)
-    inbox = await SqliteInbox.open(tmp_path / "inbox.db", owner="one", **TERMS)
+    inbox = ByKey(await SqliteInbox.open(tmp_path / "inbox.db", owner="one", **TERMS))
     await inbox.claim(delivery())
     goes_on = threading.Event()
     with pytest.raises(StoreUnavailableError, match="effects of the event m1 run in its thread"):
@@ -441,7 +442,7 @@ async def test_a_store_that_waits_for_effects_names_their_event(
 
 
 async def test_a_statement_that_a_handler_leaves_open_keeps_no_log(tmp_path: Path) -> None:
-    inbox = await SqliteInbox.open(tmp_path / "inbox.db", owner="one", **TERMS)
+    inbox = ByKey(await SqliteInbox.open(tmp_path / "inbox.db", owner="one", **TERMS))
     await inbox.claim(delivery())
     kept: list[Any] = []
 
@@ -546,7 +547,7 @@ def test_tables_of_handlers_outlive_checks_retention_and_purges(
     file = command_line.data / "inbox.db"
 
     async def keep_house() -> None:
-        inbox = await SqliteInbox.open(file, owner="one", **TERMS)
+        inbox = ByKey(await SqliteInbox.open(file, owner="one", **TERMS))
         handler = apsw.Connection(str(file))
         handler.execute(f"{TABLE}; INSERT INTO app_effect VALUES ('kept')")
         handler.close()

@@ -18,6 +18,7 @@ import trio.testing
 
 from sdk_trio.errors import StoreLostError, StoreUnavailableError
 from sdk_trio.storage import commit as commit_module
+from sdk_trio.storage import silence, units
 from sdk_trio.storage.commit import BATCH_LIMIT, GroupCommit
 from sdk_trio.storage.engines import files as files_module
 from sdk_trio.storage.engines import sqlite as sqlite_module
@@ -97,9 +98,9 @@ def gate(store: GroupCommit) -> Iterator[Gate]:
 @pytest.fixture
 def hurried(store: GroupCommit, monkeypatch: pytest.MonkeyPatch) -> None:
     """Callers wait a moment only, from now on."""
-    monkeypatch.setattr(commit_module, "ANSWER_SECONDS", 0.05)
-    monkeypatch.setattr(commit_module, "STALL_SECONDS", 0.05)
-    monkeypatch.setattr(commit_module, "WATCH_SECONDS", 0.01)
+    monkeypatch.setattr(silence, "ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr(silence, "STALL_SECONDS", 0.05)
+    monkeypatch.setattr(silence, "WATCH_SECONDS", 0.01)
 
 
 async def put(store: GroupCommit, key: str) -> None:
@@ -175,7 +176,7 @@ async def test_items_of_a_kind_are_done_by_one_call_and_those_of_a_key_in_order(
         calls.append(("second", list(items)))
         return items
 
-    async def ask(kind: commit_module.Kind, key: str, item: str) -> None:
+    async def ask(kind: units.Kind, key: str, item: str) -> None:
         assert await store.gather(kind, key, item) == item
 
     async with trio.open_nursery() as nursery:
@@ -320,9 +321,9 @@ async def test_a_commit_that_may_have_been_made_is_not_made_again(store: GroupCo
         def work(_transaction: SqlTransaction) -> None:
             runs.append(key)
             if len(runs) == 2:
-                raise commit_module.CommitUnknownError("the answer was lost")
+                raise units.CommitUnknownError("the answer was lost")
 
-        with pytest.raises(commit_module.CommitUnknownError):
+        with pytest.raises(units.CommitUnknownError):
             await store.submit(work)
 
     async with trio.open_nursery() as nursery:
@@ -420,7 +421,7 @@ async def test_posted_work_waits_a_moment_for_other_work(file: str) -> None:
 async def test_an_answer_at_the_end_of_a_cancelled_callers_patience_leaves_no_silence(
     store: GroupCommit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(commit_module, "STALL_SECONDS", 0.05)
+    monkeypatch.setattr(silence, "STALL_SECONDS", 0.05)
 
     async def ask(scope: trio.CancelScope, opened: threading.Event) -> None:
         with scope:
@@ -511,8 +512,8 @@ async def test_a_caller_gets_an_error_in_time_and_its_work_is_done_later(
 async def test_a_time_in_which_the_process_did_not_run_does_not_count_against_the_store(
     store: GroupCommit, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(commit_module, "ANSWER_SECONDS", 0.5)
-    monkeypatch.setattr(commit_module, "WATCH_SECONDS", 0.01)
+    monkeypatch.setattr(silence, "ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(silence, "WATCH_SECONDS", 0.01)
     async with trio.open_nursery() as nursery:
         await nursery.start(gate.hold)
         nursery.start_soon(put, store, "k")

@@ -15,6 +15,7 @@ from typing import Any
 import attrs
 import pytest
 import trio
+from support.keyed import ByKey
 from support.ports import free_port
 from support.postgres import PostgresServer, pooled, running_server
 from support.postgres_work import add_finished, blocks, forget_blocks, work
@@ -65,7 +66,7 @@ class Database:
         from sdk_trio.storage.postgres_inbox import PostgresInbox
 
         address = PostgresAddress(dsn=dsn or self.dsn)
-        inbox = await PostgresInbox.open(address, owner=owner, **{**TERMS, **terms})
+        inbox = ByKey(await PostgresInbox.open(address, owner=owner, **{**TERMS, **terms}))
         try:
             yield inbox
         finally:
@@ -76,7 +77,7 @@ class Database:
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """No call is given up because the machine is slow."""
-    monkeypatch.setattr("sdk_trio.storage.commit.ANSWER_SECONDS", 60.0)
+    monkeypatch.setattr("sdk_trio.storage.silence.ANSWER_SECONDS", 60.0)
 
 
 @pytest.fixture

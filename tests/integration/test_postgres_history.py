@@ -11,6 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 import trio
+from support.keyed import ByKey
 from support.postgres import open_inbox, running_server
 from support.waiting import until
 
@@ -53,7 +54,7 @@ class Store:
     @asynccontextmanager
     async def open(self, owner: str = "one", **terms: float) -> AsyncIterator[Any]:
         terms = {"lease_seconds": 75.0, "dedup_seconds": DAY, "payload_seconds": 2 * DAY, **terms}
-        inbox = await open_inbox(self.place, owner=owner, **terms)
+        inbox = ByKey(await open_inbox(self.place, owner=owner, **terms))
         try:
             yield inbox
         finally:
@@ -70,7 +71,7 @@ class Store:
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    monkeypatch.setattr("sdk_trio.storage.commit.ANSWER_SECONDS", 60.0)
+    monkeypatch.setattr("sdk_trio.storage.silence.ANSWER_SECONDS", 60.0)
     monkeypatch.setattr("sdk_trio.storage.history.PAUSE_SECONDS", 0.0)
     # A loaded machine may need longer for what is in progress.
     monkeypatch.setattr("sdk_trio.storage.sql.days.DROP_MILLISECONDS", 30_000)

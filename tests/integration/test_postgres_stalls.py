@@ -12,6 +12,7 @@ import attrs
 import pytest
 import trio
 from support.doctor import Doctor
+from support.keyed import ByKey
 from support.postgres import PostgresServer, pooled, running_server
 from support.silent_proxy import SilentProxy, silent_proxy
 from support.waiting import until
@@ -42,7 +43,7 @@ class Database:
         from sdk_trio.storage.postgres_inbox import PostgresInbox
 
         address = PostgresAddress(dsn=dsn or self.dsn)
-        inbox = await PostgresInbox.open(address, owner=owner, **{**TERMS, **terms})
+        inbox = ByKey(await PostgresInbox.open(address, owner=owner, **{**TERMS, **terms}))
         try:
             yield inbox
         finally:

@@ -89,8 +89,9 @@ async def test_a_run_that_ends_although_it_was_cancelled_is_not_forgotten(tmp_pa
 
     async def run():
         if enqueue:
-            await inbox.accept(delivery.delivery, leased=True)
-            await bench.runner.queued.run(delivery, HeldLease("a", 0.0), attempt=1)
+            admitted = await inbox.accept(delivery.delivery, leased=True)
+            held = HeldLease(admitted.lease, 0.0)
+            await bench.runner.queued.run(delivery, held, attempt=1)
         else:
             await bench.runner.inline.run(delivery, bench.handler())
 

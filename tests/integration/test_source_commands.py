@@ -58,10 +58,10 @@ def seed(line: CommandLine, *events: tuple[str, str, str], dead: bool = False) -
                     subject="same",
                     signer=f"@{source}" if source else "",
                 )
-                await inbox.accept(delivery, leased=dead)
-                if dead:
-                    await inbox.start(delivery.key, now=now)
-                    await inbox.finish(delivery.key, Dead("ValueError: no"), now=now)
+                lease = (await inbox.accept(delivery, leased=dead)).lease
+                if lease is not None:
+                    await inbox.start(lease, now=now)
+                    await inbox.finish(lease, Dead("ValueError: no"), now=now)
 
     trio.run(fill)
 

@@ -11,7 +11,7 @@ from msgspec.structs import asdict, replace
 from support.postgres import FURTHER_VERSIONS
 from support.stores import Stores, delivery
 
-from sdk_trio.errors import StoreUnavailableError
+from sdk_trio.errors import EventTakenOverError, StoreUnavailableError
 from sdk_trio.records.deliveries import (
     Admission,
     Admitted,
@@ -20,6 +20,7 @@ from sdk_trio.records.deliveries import (
     DeliveryState,
     Done,
     EvidenceRecord,
+    Lease,
     NewDelivery,
     Parked,
     Postponed,
@@ -167,7 +168,7 @@ async def test_recovery_hands_crashed_runs_to_our_own_workers(stores: Stores) ->
     assert (await inbox.get("started")).state is received  # type: ignore[union-attr] # it exists
 
 
-async def test_metrics_count_leases_that_are_held_and_renewed_and_commits(stores: Stores) -> None:
+async def test_metrics_count_commits(stores: Stores) -> None:
     inbox = await stores.open()
     if stores.kind == "memory":
         assert not list(inbox.samples())
@@ -176,15 +177,10 @@ async def test_metrics_count_leases_that_are_held_and_renewed_and_commits(stores
     def shown(name: str) -> float:
         return next(each.value for each in inbox.samples() if each.name == name)
 
-    assert (shown("sdk_leases_held"), shown("sdk_leases_renewed_total")) == (0, 0)
     before = shown("sdk_store_commit_seconds_count")
     for key in ("ended", "kept", "let go"):
         await inbox.claim(delivery(key))
-    assert shown("sdk_leases_held") == 3
     await inbox.finish("ended", Done(), now=1001)
-    assert shown("sdk_leases_held") == 2
-    await inbox.renew(["kept"], now=1001)
-    assert (shown("sdk_leases_held"), shown("sdk_leases_renewed_total")) == (1, 1)
     assert shown("sdk_store_commit_seconds_count") >= before + 4
     assert shown("sdk_store_commit_seconds_sum") > 0
 
@@ -461,6 +457,103 @@ async def test_giving_up_a_lease_neither_stops_a_run_nor_uncounts_one(stores: St
         await inbox.finish(name, Released(), now=1002)
     due = (await inbox.take_due(limit=9, now=1002)).records
     assert [record.attempts for record in due] == [0, 0]
+
+
+LATE = (
+    *(Done(), Done("answered 200"), Retry(1010, "late"), Dead("late")),
+    *(Released(), Parked("late"), Postponed(1010, "late")),
+)
+
+
+@pytest.mark.parametrize("inline", [False, True], ids=["queued", "inline"])
+async def test_a_late_outcome_does_not_end_a_later_run_of_the_same_process(
+    stores: Stores, inline: bool
+) -> None:
+    inbox: Inbox = (await stores.open()).raw
+
+    async def begin(key: str, now: float) -> Lease:
+        if inline:
+            lease = (await inbox.claim(delivery(key))).lease
+        else:
+            await inbox.accept(delivery(key), leased=False)
+            lease = (await inbox.take_due(limit=9, now=now)).leases[key]
+        assert lease is not None
+        assert inline or await inbox.start(lease, now=now)
+        return lease
+
+    for key, outcome in ((f"m{number}", outcome) for number, outcome in enumerate(LATE)):
+        first = await begin(key, 1000)
+        assert await inbox.renew([], now=1001) == Renewed(given_up=1)
+        second = await begin(key, 1002)
+        before = await inbox.get(key)
+        assert not await inbox.finish(first, outcome, now=1003)
+        assert not await inbox.start(first, now=1003)
+        assert not await inbox.join(first)
+        assert await inbox.release([first]) == 0
+        if stores.kind != "memory":
+            with pytest.raises(EventTakenOverError):
+                await inbox.conclude(first, lambda _: None, attempt=1, now=1003)
+        inbox.end_unawaited(first, now=1003)
+        assert await inbox.get(key) == before
+        assert not await inbox.attempts(key)
+        assert await inbox.renew([second], now=1004) == Renewed()
+        assert await inbox.finish(second, Done(), now=1005)
+        assert not await inbox.finish(second, Done(), now=1006), "it is done already"
+        record = await inbox.get(key)
+        assert record is not None
+        assert (record.state, record.attempts, record.finished_at) == (DeliveryState.DONE, 1, 1005)
+
+
+async def test_a_renewal_keeps_the_lease_of_a_call_that_ends_meanwhile(stores: Stores) -> None:
+    inbox: Inbox = (await stores.open()).raw
+    leases = []
+
+    async def take(number: int) -> None:
+        leases.append((await inbox.accept(delivery(f"a{number}"), leased=True)).lease)
+        leases.append((await inbox.claim(delivery(f"c{number}"))).lease)
+
+    async def renew() -> None:
+        held = [lease for lease in leases if lease is not None]
+        assert (await inbox.renew(held, now=1000)).given_up == 0
+
+    for number in range(20):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(take, number)
+            nursery.start_soon(renew)
+
+
+async def test_half_of_a_surrogate_pair_is_stored_as_the_replacement_character(
+    stores: Stores,
+) -> None:
+    """JSON can bring it into any text, and no database takes it."""
+    inbox: Inbox = (await stores.open()).raw
+    odd, stored = "a\ud800z", "a\ufffdz"
+    incoming = NewDelivery(odd, odd, b"{}", 7, 1000.0, subject=odd)
+    lease = (await inbox.accept(incoming, leased=True)).lease
+    assert lease is not None
+    again = NewDelivery(odd, odd, b"{}", 7, 1001.0, subject=odd)
+    assert (await inbox.accept(again, leased=False)).admission is Admission.QUEUED
+    record = await inbox.get(odd)
+    assert record is not None
+    assert (record.key, record.type, record.subject) == (stored, stored, stored)
+    assert await inbox.known([odd, "other"]) == {stored}
+    assert [each.key for each in await inbox.find(subject=odd)] == [stored]
+    assert await inbox.finish(lease, Retry(2000.0, odd, traceback=odd), now=1002)
+    record = await inbox.get(stored)
+    assert record is not None
+    assert record.last_error == stored
+    assert [(each.error, each.traceback) for each in await inbox.attempts(odd)] == [
+        (stored, stored)
+    ]
+    assert await inbox.replay([odd]) == [stored]
+    await inbox.park(NewDelivery("p" + odd, "t", b"{}", 7, 1000.0), odd)
+    parked = await inbox.get("p" + odd)
+    assert parked is not None
+    assert parked.last_error == stored
+    await inbox.pause(odd, actor=odd, reason=odd, until=None, now=1003)
+    assert [(each.glob, each.reason) for each in await inbox.pauses(now=1003)] == [(stored, stored)]
+    await inbox.write_checkpoint(odd, odd)
+    assert await inbox.read_checkpoint(odd) == stored
 
 
 async def test_a_listing_filters_and_pages(stores: Stores) -> None:

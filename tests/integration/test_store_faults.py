@@ -11,6 +11,7 @@ import apsw
 import pytest
 import trio
 import trio.testing
+from support.keyed import ByKey
 
 from sdk_trio.errors import StoreLostError, StoreUnavailableError, StoreVersionError
 from sdk_trio.records.deliveries import Admission, DeliveryState, Done, NewDelivery, Retry
@@ -27,9 +28,11 @@ from sdk_trio.storage.sqlite_inbox import SqliteInbox
 FILLING = LeaseTerms(owner="o", lease_seconds=9.0, dedup_seconds=9.0, payload_seconds=9.0)
 
 
-async def open_inbox(file: Path) -> SqliteInbox:
-    return await SqliteInbox.open(
-        file, owner="one", lease_seconds=10, dedup_seconds=100, payload_seconds=40
+async def open_inbox(file: Path) -> Any:
+    return ByKey(
+        await SqliteInbox.open(
+            file, owner="one", lease_seconds=10, dedup_seconds=100, payload_seconds=40
+        )
     )
 
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from support.keyed import ByKey
 from support.loop import Loop
 from support.postgres import open_inbox
 
@@ -27,7 +28,6 @@ from sdk_trio.records.deliveries import (
     Retry,
 )
 from sdk_trio.storage.memory.inbox import MemoryInbox
-from sdk_trio.storage.ports import Inbox
 from sdk_trio.storage.sqlite_inbox import SqliteInbox
 
 LEASE, DEDUP, PAYLOAD = 10.0, 100.0, 40.0
@@ -333,15 +333,14 @@ class StoreMachine(RuleBasedStateMachine):
         for owner in self.owners:
             self.inboxes.append(self.open(owner))
 
-    def open(self, owner: str) -> Inbox:
+    def open(self, owner: str) -> Any:
         if self.backend == "memory":
             shared = self.inboxes[0] if self.inboxes else None
 
-            return MemoryInbox(owner=owner, shares=shared, **TERMS)
+            return ByKey(MemoryInbox(owner=owner, shares=shared and shared.raw, **TERMS))
         file = Path(self.directory.name) / "inbox.db"
         opening = open_inbox if self.backend == "postgres" else SqliteInbox.open
-        result: Inbox = self.loop(lambda: opening(file, owner=owner, **TERMS))
-        return result
+        return ByKey(self.loop(lambda: opening(file, owner=owner, **TERMS)))
 
     def delivery(self, id_: str, body: int, ordered: bool) -> NewDelivery:
         subject = {"m1": "s1", "m2": "s1", "m3": "s1", "m4": None}[id_]

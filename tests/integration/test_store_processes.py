@@ -139,8 +139,8 @@ async def test_accepted_events_survive_kill_9_in_the_middle_of_commits(tmp_path:
 async def test_a_command_beside_the_daemon_is_noticed(tmp_path: Path) -> None:
     file = tmp_path / "inbox.db"
     inbox = await SqliteInbox.open(file, owner="daemon", **TERMS)
-    await inbox.accept(delivery("m1"), leased=True)
-    await inbox.finish("m1", Dead("boom"), now=1001)
+    lease = (await inbox.accept(delivery("m1"), leased=True)).lease
+    await inbox.finish(lease, Dead("boom"), now=1001)
     assert not await inbox.changed_elsewhere()
 
     numbers = itertools.count()

@@ -6,6 +6,7 @@ import attrs
 import pytest
 import trio
 from msgspec import structs
+from support.keyed import ByKey
 from support.postgres import running_server
 from support.single_tenant import host_settings, opened_host, write_database
 
@@ -173,7 +174,7 @@ async def store(request, tmp_path):
     keys = {"Storage:Backend": request.param, "Storage:Path": str(tmp_path)}
     settings = Settings.from_mapping(keys, standalone=True, receiver=False)
     async with open_store(settings, owner="here") as opened:
-        yield opened
+        yield ByKey(opened)
 
 
 async def fill(store, tenant_id, *ids):
@@ -249,9 +250,10 @@ async def fail_many(inbox, tenant_id, seed):
     chance = random.Random(seed)
 
     async def fail(delivery, error):
-        await inbox.accept(delivery, leased=True)
-        await inbox.start(delivery.webhook_id, now=2.0)
-        await inbox.finish(delivery.webhook_id, Dead(error), now=3.0)
+        lease = (await inbox.accept(delivery, leased=True)).lease
+        assert lease is not None
+        await inbox.start(lease, now=2.0)
+        await inbox.finish(lease, Dead(error), now=3.0)
 
     async with trio.open_nursery() as nursery:
         for number in range(3000):

@@ -18,6 +18,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from support.keyed import ByKey
 from support.loop import Loop, together
 from support.postgres import open_inbox
 from support.waiting import until
@@ -80,13 +81,12 @@ class IsolationMachine(RuleBasedStateMachine):
         self.shared = self.open("shared")
         self.alone = {sender: self.open(f"alone {sender}") for sender in SENDERS}
 
-    def open(self, name: str) -> Inbox:
+    def open(self, name: str) -> Any:
         if self.backend == "memory":
-            return MemoryInbox(owner="one", **TERMS)
+            return ByKey(MemoryInbox(owner="one", **TERMS))
         file = Path(self.directory.name) / f"{name}.db"
         opening = open_inbox if self.backend == "postgres" else SqliteInbox.open
-        opened: Inbox = self.loop(lambda: opening(file, owner="one", **TERMS))
-        return opened
+        return ByKey(self.loop(lambda: opening(file, owner="one", **TERMS)))
 
     def both(self, sender: str, call: Any) -> Any:
         """Call the same on the shared store and on the sender's own; the answers are equal."""

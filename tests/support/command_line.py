@@ -17,6 +17,8 @@ from sdk_trio.records.deliveries import Dead, DeliveryState, Done, NewDelivery
 from sdk_trio.storage.open import open_inbox
 from sdk_trio.storage.ports import Inbox
 
+from .keyed import ByKey
+
 #: When every event of :meth:`CommandLine.seed` arrived.
 ARRIVAL = 1_800_000_000.0
 
@@ -72,9 +74,10 @@ class CommandLine:
 
 
 async def _bring(
-    inbox: Inbox, webhook_id: str, state: DeliveryState, raw: bytes, now: float
+    opened: Inbox, webhook_id: str, state: DeliveryState, raw: bytes, now: float
 ) -> None:
     """Move one event to ``state`` as a receiver would."""
+    inbox = ByKey(opened)
     delivery = NewDelivery(
         webhook_id, "order.paid", raw, int(now), now, subject=f"order-of-{webhook_id}"
     )

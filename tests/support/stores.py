@@ -7,6 +7,7 @@ from sdk_trio.records.deliveries import NewDelivery
 from sdk_trio.storage.memory.inbox import MemoryInbox
 from sdk_trio.storage.sqlite_inbox import SqliteInbox
 
+from .keyed import ByKey
 from .postgres import open_inbox
 
 
@@ -27,14 +28,14 @@ class Stores:
         """Open an inbox of ``owner``; further arguments are those of the engine."""
         terms = {"lease_seconds": 10, "dedup_seconds": 100, "payload_seconds": 40, **terms}
         if self.kind == "memory":
-            shared = self.opened[0] if self.opened else None
-            self.opened.append(MemoryInbox(owner=owner, shares=shared, **terms))
+            shared = self.opened[0].raw if self.opened else None
+            opened: Any = MemoryInbox(owner=owner, shares=shared, **terms)
         elif self.kind.startswith("postgres"):
             version = self.kind.removeprefix("postgres")
-            inbox = await open_inbox(self.file, owner=owner, version=version, **terms)
-            self.opened.append(inbox)
+            opened = await open_inbox(self.file, owner=owner, version=version, **terms)
         else:
-            self.opened.append(await SqliteInbox.open(self.file, owner=owner, **terms))
+            opened = await SqliteInbox.open(self.file, owner=owner, **terms)
+        self.opened.append(ByKey(opened))
         return self.opened[-1]
 
     async def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -22,6 +23,7 @@ from sdk_trio.records.upgrades import UpgradeMarker, UpgradeState
 from sdk_trio.storage.sql import arrivals
 from sdk_trio.storage.sqlite_inbox import SqliteInbox
 
+from .keyed import ByKey
 from .loop import together
 from .postgres import PostgresServer, running_server
 from .stores import claim
@@ -51,7 +53,7 @@ class Database:
     async def open(self, owner: str = "two"):
         from sdk_trio.storage.postgres_inbox import PostgresInbox
 
-        return await PostgresInbox.open(self.address, owner=owner, **TERMS)
+        return ByKey(await PostgresInbox.open(self.address, owner=owner, **TERMS))
 
 
 def empty_database(monkeypatch: pytest.MonkeyPatch) -> Database:
@@ -61,8 +63,8 @@ def empty_database(monkeypatch: pytest.MonkeyPatch) -> Database:
     return Database(server, dsn)
 
 
-async def open_file(file: Path, owner: str = "one") -> SqliteInbox:
-    return await SqliteInbox.open(file, owner=owner, **TERMS)
+async def open_file(file: Path, owner: str = "one") -> Any:
+    return ByKey(await SqliteInbox.open(file, owner=owner, **TERMS))
 
 
 def audit(action: AuditAction, at: float) -> AuditRecord:

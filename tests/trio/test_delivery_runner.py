@@ -4,6 +4,7 @@ import pytest
 import trio
 from msgspec.structs import replace
 from support.deliveries import SECRET, Bench, arrival, memory_inbox, settings
+from support.keyed import ByKey
 from support.replicating import said
 from support.serving import registry
 
@@ -341,7 +342,7 @@ class FailingInbox:
         if not self.works:
             await trio.lowlevel.checkpoint()
             raise StoreUnavailableError("disk full")
-        await self._inbox.finish(*arguments, **keywords)
+        return await self._inbox.finish(*arguments, **keywords)
 
 
 async def deliver(bench, webhook_id="a"):
@@ -411,7 +412,7 @@ async def test_an_outcome_in_memory_is_not_that_of_a_run_after_a_replay(autojump
         runs.append(event.attempt)
         raise ValueError("no such product")
 
-    inbox = FailingInbox(memory_inbox())
+    inbox = FailingInbox(ByKey(memory_inbox(), for_runner=True))
     once = {"Webhooks__InlineMaxAttempts": 1, "Webhooks__Queue__MaxAttempts": 1}
     bench = Bench.of(registry(handler), inbox, **once)
     with pytest.raises(StoreUnavailableError):
@@ -507,9 +508,9 @@ async def test_of_a_group_our_cancellation_goes_on_and_the_rest_is_logged(autoju
 
     bench = Bench.of(registry(handler, enqueue=True))
     delivery = arrival(webhook_id="a")
-    await bench.inbox.accept(delivery.delivery, leased=True)
+    admitted = await bench.inbox.accept(delivery.delivery, leased=True)
     with trio.move_on_after(1) as scope:
-        await bench.runner.queued.run(delivery, HeldLease("a", 0.0), attempt=1)
+        await bench.runner.queued.run(delivery, HeldLease(admitted.lease, 0.0), attempt=1)
     assert scope.cancelled_caught
     record = await bench.inbox.get("a")
     assert (record.state, record.attempts) == (DeliveryState.RECEIVED, 0)

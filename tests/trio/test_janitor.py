@@ -5,6 +5,7 @@ from typing import Any, cast
 
 import trio
 from support.deliveries import SECRET, arrival, memory_inbox
+from support.keyed import ByKey
 
 from sdk_trio.config import Settings
 from sdk_trio.errors import StoreUnavailableError
@@ -32,7 +33,7 @@ async def run_for(seconds, inbox, usage, *, deliver_with=None):
 
 
 async def test_records_past_their_retention_are_removed_and_others_kept(autojump_clock):
-    inbox = memory_inbox(dedup_seconds=2 * DAY, payload_seconds=2 * DAY)
+    inbox = ByKey(memory_inbox(dedup_seconds=2 * DAY, payload_seconds=2 * DAY))
     for name in ("finished", "waiting"):
         await inbox.accept(arrival(webhook_id=name, now=trio.current_time()).delivery, leased=True)
     await inbox.start("finished", now=trio.current_time())

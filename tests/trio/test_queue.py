@@ -9,6 +9,7 @@ import pytest
 import trio
 from msgspec.structs import replace
 from support.deliveries import Bench, arrival, memory_inbox
+from support.keyed import ByKey
 from support.serving import registry
 
 from sdk_trio.client.errors import CircuitOpenError
@@ -226,7 +227,7 @@ async def test_cancelled_workers_release_and_the_next_owner_runs_everything_once
     async def quick(event):
         done.append((event.webhook_id, event.attempt))
 
-    inbox = memory_inbox()
+    inbox = ByKey(memory_inbox(), for_runner=True)
     bench = Bench.of(queued(slow), inbox, Webhooks__Queue__Workers=3)
     with trio.move_on_after(5):
         async with trio.open_nursery() as nursery:
@@ -390,7 +391,7 @@ async def test_a_retry_that_the_store_learns_of_after_a_clock_step_is_not_delaye
     async def finish(*arguments, **keywords):
         if failing:
             raise StoreUnavailableError("disk full")
-        await real_finish(*arguments, **keywords)
+        return await real_finish(*arguments, **keywords)
 
     inbox.finish = finish
     bench = Bench.of(queued(handler), inbox, clock=clock)
@@ -482,7 +483,7 @@ async def test_a_failing_store_delays_the_outcome_but_does_not_lose_it(autojump_
         if failures:
             failures.pop()
             raise StoreUnavailableError("disk full")
-        await real_finish(*arguments, **keywords)
+        return await real_finish(*arguments, **keywords)
 
     inbox.finish = finish
     bench = Bench.of(queued(handler), inbox)
@@ -516,11 +517,12 @@ async def test_an_unconfirmed_outcome_does_not_end_the_next_run(
     real_finish, failures = inbox.finish, [1]
 
     async def finish(*arguments, **keywords):
-        await real_finish(*arguments, **keywords)
+        is_recorded = await real_finish(*arguments, **keywords)
         if failures:
             failures.pop()
             bench.queue.wake()
             raise StoreUnavailableError("the connection broke during a commit")
+        return is_recorded
 
     inbox.finish = finish
     bench = Bench.of(queued(handler), inbox, Webhooks__Queue__RetryBaseSeconds=0)
@@ -718,9 +720,9 @@ async def after_ends(handler, *ids, ends=2):
         await inbox.accept(arrival(webhook_id=webhook_id).delivery, leased=False)
     for owner in range(ends):
         inbox = memory_inbox(owner=f"{owner}", shares=inbox)
-        await inbox.take_due(limit=99, now=trio.current_time())
+        due = await inbox.take_due(limit=99, now=trio.current_time())
         for webhook_id in ids:
-            await inbox.start(webhook_id, now=trio.current_time())
+            await inbox.start(due.leases[webhook_id], now=trio.current_time())
         inbox = memory_inbox(owner=f"{owner + 1}", shares=inbox)
         await inbox.recover()
     keys = {"Webhooks__Queue__MaxAttempts": ends + 1}
@@ -920,7 +922,7 @@ async def test_an_event_that_comes_back_does_not_run_beside_its_run_that_was_tak
         raise RuntimeError("the first run ends late, and badly")
 
     inbox = memory_inbox(lease_seconds=3)
-    other = memory_inbox(owner="other", shares=inbox, lease_seconds=60)
+    other = ByKey(memory_inbox(owner="other", shares=inbox, lease_seconds=60))
     bench = Bench.of(queued(handle), inbox)
     clock = bench.queue._clock
     async with trio.open_nursery() as nursery:
@@ -934,7 +936,8 @@ async def test_an_event_that_comes_back_does_not_run_beside_its_run_that_was_tak
         assert await other.start("a", now=clock())
         await other.finish("a", Retry(clock(), "failed there"), now=clock())
         await trio.sleep(queue.PICK_UP_SECONDS)
-        assert list(bench.queue._runner.leases) == ["a"], "it came back, and is renewed again"
+        renewed = [lease.key for lease in bench.queue._runner.leases]
+        assert renewed == ["a"], "it came back, and is renewed again"
         assert handled == ["a"]
         goes_on.set()
         bench.queue.close()
@@ -957,7 +960,7 @@ async def test_an_event_that_another_process_has_taken_over_is_not_run(
         await goes_on.wait()
 
     inbox = memory_inbox(lease_seconds=3)
-    other = memory_inbox(owner="other", shares=inbox, lease_seconds=60)
+    other = ByKey(memory_inbox(owner="other", shares=inbox, lease_seconds=60))
     bench = Bench.of(queued(handle), inbox, Webhooks__Queue__Workers=1)
     async with trio.open_nursery() as nursery:
         await nursery.start(bench.queue.run)

@@ -3,27 +3,40 @@
 import gc
 import sys
 import tracemalloc
+from typing import Any
 
 import pytest
 import trio.testing
+from support.keyed import ByKey
 
 from sdk_trio.errors import StoreUnavailableError
-from sdk_trio.records.deliveries import Admission, Dead, DeliveryState, Done, NewDelivery, Retry
+from sdk_trio.records.deliveries import (
+    Admission,
+    Admitted,
+    Dead,
+    DeliveryState,
+    Done,
+    NewDelivery,
+    Retry,
+)
 from sdk_trio.storage import replay
 from sdk_trio.storage.memory import inbox as memory_store
 from sdk_trio.storage.memory import rows
 from sdk_trio.storage.memory.inbox import MemoryInbox
 
 
-def make() -> MemoryInbox:
-    return MemoryInbox(owner="one", lease_seconds=10, dedup_seconds=100, payload_seconds=10_000)
+def make() -> Any:
+    return ByKey(
+        MemoryInbox(owner="one", lease_seconds=10, dedup_seconds=100, payload_seconds=10_000),
+        for_runner=True,
+    )
 
 
-async def deliver(inbox: MemoryInbox, webhook_id: str, now: float) -> Admission:
+async def deliver(inbox: Any, webhook_id: str, now: float) -> Admission:
     delivery = NewDelivery(webhook_id, "t", b"x", 7, now)
-    admitted = await inbox.accept(delivery, leased=True)
-    if admitted.admission is Admission.NEW:
-        await inbox.finish(webhook_id, Done(), now=now)
+    admitted: Admitted = await inbox.accept(delivery, leased=True)
+    if admitted.lease is not None:
+        await inbox.finish(admitted.lease, Done(), now=now)
     return admitted.admission
 
 
@@ -86,8 +99,9 @@ async def measure_growth(inbox: MemoryInbox, first: int, count: int, size: int) 
     before = tracemalloc.get_traced_memory()[0]
     for number in range(first, first + count):
         delivery = NewDelivery(f"msg_{number:027}", "order.paid", b"x" * size, 7, 1.0)
-        await inbox.claim(delivery)
-        await inbox.finish(delivery.webhook_id, Done(), now=number / 1000)
+        lease = (await inbox.claim(delivery)).lease
+        assert lease is not None
+        await inbox.finish(lease, Done(), now=number / 1000)
     gc.collect()
     return (tracemalloc.get_traced_memory()[0] - before) / count
 
@@ -183,8 +197,9 @@ async def test_one_event_of_an_error_is_found_without_a_query_for_each_of_anothe
     inbox = Counting(owner="one", lease_seconds=10, dedup_seconds=100, payload_seconds=100)
     for number in range(20):
         key = f"m{number}"
-        await inbox.claim(NewDelivery(key, "order.paid", b"{}", 1, 1000.0))
-        await inbox.finish(key, Dead("KeyError" if number < 18 else "ValueError"), now=1001.0)
+        lease = (await inbox.claim(NewDelivery(key, "order.paid", b"{}", 1, 1000.0))).lease
+        assert lease is not None
+        await inbox.finish(lease, Dead("KeyError" if number < 18 else "ValueError"), now=1001.0)
     dead = DeliveryState.DEAD
     found = await replay.find_chosen(inbox, dead, error="ValueError", limit=1)
     assert [each.key for each in found] == ["m18"]

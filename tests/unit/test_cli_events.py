@@ -13,6 +13,7 @@ import trio
 from standardwebhooks import Webhook
 from support.command_line import ARRIVAL
 from support.deliveries import SECRET
+from support.keyed import ByKey
 
 from sdk_trio.cli.events import Tailer, TailFilter, TailPrinter
 from sdk_trio.cli.main import main
@@ -156,7 +157,8 @@ def test_the_line_that_failed_is_whole_in_a_narrow_terminal(command_line, monkey
         settings = Settings.from_mapping(
             {"Storage:Path": str(command_line.data)}, standalone=True, receiver=False
         )
-        async with open_inbox(settings, owner="here") as inbox:
+        async with open_inbox(settings, owner="here") as opened:
+            inbox = ByKey(opened)
             raw = b'{"type":"order.paid"}'
             arrived = NewDelivery("msg_1", "order.paid", raw, int(ARRIVAL), ARRIVAL)
             await inbox.accept(arrived, leased=True)
@@ -360,11 +362,11 @@ def test_replay_of_one_error_excludes_the_others(command_line):
         )
         async with open_inbox(settings, owner="seed") as inbox:
             for webhook_id, error in errors.items():
-                await inbox.accept(
-                    NewDelivery(webhook_id, "order.paid", b"{}", 1, ARRIVAL), leased=True
-                )
-                await inbox.start(webhook_id, now=ARRIVAL)
-                await inbox.finish(webhook_id, Dead(error), now=ARRIVAL + 1)
+                delivery = NewDelivery(webhook_id, "order.paid", b"{}", 1, ARRIVAL)
+                lease = (await inbox.accept(delivery, leased=True)).lease
+                assert lease is not None
+                await inbox.start(lease, now=ARRIVAL)
+                await inbox.finish(lease, Dead(error), now=ARRIVAL + 1)
 
     trio.run(fail)
     chosen = ("events", "replay", "--state", "dead", "--error")
@@ -432,7 +434,8 @@ async def test_tail_reports_arrivals_ends_and_replays_once(tmp_path):
     settings = Settings.from_mapping(
         {"Storage:Path": str(tmp_path)}, standalone=True, receiver=False
     )
-    async with open_inbox(settings, owner="w") as writer, open_inbox(settings, owner="t") as inbox:
+    async with open_inbox(settings, owner="w") as opened, open_inbox(settings, owner="t") as inbox:
+        writer = ByKey(opened)
 
         async def accept(webhook_id, event_type="order.paid"):
             delivery = NewDelivery(webhook_id, event_type, b"{}", 1, 1.0)

@@ -1,12 +1,21 @@
 """The types that a record's state implies, and what supersedes a synthetic event."""
 
+import json
+
 import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sdk_trio.events import DEFAULT_CATALOG
-from sdk_trio.events.lifecycle import KINDS, StoredState, find_change, seconds_of, stored_state
+from sdk_trio.events.lifecycle import (
+    KINDS,
+    StoredState,
+    event_body,
+    find_change,
+    seconds_of,
+    stored_state,
+)
 from sdk_trio.events.samples import sample
 from sdk_trio.records.deliveries import DeliveryRecord, DeliveryState
 from sdk_trio.records.synthetic import is_synthetic, synthetic_id
@@ -207,3 +216,12 @@ def test_a_status_that_is_no_text_implies_and_takes_back_nothing(status):
     assert [implied.type for implied in found.implied] == ["order.created"]
     paid = BY_NAME["orders"].stages[1]
     assert not paid.is_undone("order.refunded", status)
+
+
+def test_a_record_with_half_of_a_surrogate_pair_becomes_an_event():
+    """JSON allows it in any text, and neither a body nor a store can hold it."""
+    found = change("customers", id="c\ud800", created_at=IN_GAP, modified_at=IN_GAP, name="\udfff")
+    assert found is not None
+    assert (found.subject, found.record["name"]) == ("c\ufffd", "\ufffd")
+    body = event_body("customer.created", NOW, found.record)
+    assert json.loads(body)["data"]["id"] == "c\ufffd"

@@ -12,6 +12,7 @@ from sdk_trio.records.deliveries import (
     DeliveryRecord,
     DeliveryState,
     Done,
+    Lease,
     NewDelivery,
     Parked,
     Postponed,
@@ -82,7 +83,7 @@ def tx() -> Iterator[SqliteTransaction]:
         deliveries.park(tx, TERMS, incoming[0], None)
         ((_, sequence),) = deliveries.accept_all(tx, TERMS, [deliveries.Arriving(incoming[1], 1)])
         assert sequence is not None
-        lease = deliveries.Lease(sequence, 1)
+        lease = Lease("k", 1, sequence)
         deliveries.finish(tx, TERMS, lease, Dead("E"), incoming[1].received_at)
         deliveries.accept_all(tx, TERMS, [deliveries.Arriving(incoming[2], None)])
         add_done(tx, incoming[3:])
@@ -189,9 +190,7 @@ def test_every_statement_finds_its_rows_by_an_index(tx: SqliteTransaction) -> No
         arriving = [deliveries.Arriving(each, n) for n, each in enumerate(incoming)]
         answers = deliveries.accept_all(tx, TERMS, arriving)
         deliveries.accept_all(tx, TERMS, arriving)
-        held = [
-            deliveries.Lease(sequence, n) for n, (_, sequence) in enumerate(answers) if sequence
-        ]
+        held = [Lease("k", n, sequence) for n, (_, sequence) in enumerate(answers) if sequence]
         deliveries.keep_other(tx, NewDelivery("p0", "t", b"other", 1, 1.0))
         deliveries.start_all(
             tx, TERMS, [deliveries.RunStart(each.sequence, each.token, 2.0) for each in held]
@@ -203,8 +202,7 @@ def test_every_statement_finds_its_rows_by_an_index(tx: SqliteTransaction) -> No
         deliveries.repeat(tx, ["p0", "p1"])
         leases.claim_due(tx, TERMS, leases.PollCursor(), limit=9, now=1e9, overdue=True)
         leases.claim_suspects(tx, TERMS, limit=9, now=1e9)
-        mine = {"p1": held[1]}
-        leases.renew(tx, TERMS, {1}, mine, now=4.0)
+        leases.renew(tx, TERMS, [held[1]], (), now=4.0)
         leases.release(tx, held)
         leases.recover(tx, TERMS, dead=None)
         leases.take_over(tx, TERMS, "other", successor="here", now=4.0)

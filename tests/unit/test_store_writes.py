@@ -19,6 +19,8 @@ from sdk_trio.records.deliveries import (
     Dead,
     DeliveryState,
     Done,
+    Due,
+    Lease,
     NewDelivery,
     Outcome,
     Parked,
@@ -29,7 +31,7 @@ from sdk_trio.records.deliveries import (
 from sdk_trio.storage.admission import LeaseTerms
 from sdk_trio.storage.engines.sqlite_connection import SqliteTransaction
 from sdk_trio.storage.sql import arrivals, deliveries, leases, reads
-from sdk_trio.storage.sql.deliveries import Arriving, Lease, Ran, RunEnd, RunStart
+from sdk_trio.storage.sql.deliveries import Arriving, Ran, RunEnd, RunStart
 
 HERE, THERE = (
     LeaseTerms(owner=owner, lease_seconds=10.0, dedup_seconds=30.0, payload_seconds=60.0)
@@ -145,8 +147,10 @@ class Writes(RuleBasedStateMachine):
         if isinstance(outcome, Retry | Postponed) and outcome.at is not None:
             outcome = msgspec.structs.replace(outcome, at=self.now + outcome.at)
         token = before["lease_token"]
-        lease = Lease(before["sequence"], self.new_token() if stale or token is None else token)
-        deliveries.finish(self.tx, terms, lease, outcome, self.now)
+        named = self.new_token() if stale or token is None else token
+        lease = Lease(key, named, before["sequence"])
+        is_ended = deliveries.finish(self.tx, terms, lease, outcome, self.now)
+        assert is_ended == (lease.token == token)
         if lease.token != token:
             assert self.row(key) == before, "a run without a lease has written its outcome"
         else:
@@ -177,21 +181,20 @@ class Writes(RuleBasedStateMachine):
 
     @rule(terms=OWNERS, limit=st.integers(0, 2))
     def taken_as_due(self, terms: LeaseTerms, limit: int) -> None:
-        claimed = leases.claim_due(
+        due, _ = leases.claim_due(
             self.tx, terms, leases.PollCursor(), limit=limit, now=self.now, overdue=True
         )
-        for record in claimed.due.records:
+        for record in due.records:
             row = self.row(record.key)
-            lease = claimed.leases[record.key]
+            lease = due.leases[record.key]
             assert (row["lease_owner"], row["lease_token"]) == (terms.owner, lease.token)
 
     @rule(terms=OWNERS, kept=st.sets(KEYS))
     def renews(self, terms: LeaseTerms, kept: set[str]) -> None:
         rows = [row for row in self.rows() if row["lease_owner"] == terms.owner]
         held = {row["key"]: row for row in rows if row["key"] in kept}
-        own = {key: Lease(row["sequence"], row["lease_token"]) for key, row in held.items()}
-        tokens = {lease.token for lease in own.values()}
-        renewed = leases.renew(self.tx, terms, tokens, own, now=self.now)
+        own = [Lease(key, row["lease_token"], row["sequence"]) for key, row in held.items()]
+        renewed = leases.renew(self.tx, terms, own, (), now=self.now)
         assert (renewed.lost, renewed.given_up) == (frozenset(), len(rows) - len(held))
         for row in rows:
             after = self.row(row["key"])
@@ -346,7 +349,7 @@ def prepare(tx: SqliteTransaction, stories: list[str]) -> dict[int, Lease]:
         kind = deliveries.claim_all if story == "claimed" else deliveries.accept_all
         ((_, sequence),) = kind(tx, terms, [arriving])
         assert sequence is not None
-        held[number] = lease = Lease(sequence, number + 1)
+        held[number] = lease = Lease(f"k{number}", number + 1, sequence)
         start = RunStart(sequence, lease.token, 1001.0)
         if story in ("started", "failed"):
             deliveries.start_all(tx, HERE, [start])
@@ -388,8 +391,8 @@ def test_writes_of_many_leave_what_those_of_each_leave(runs, arriving):
 # -- leases ----------------------------------------------------------------------------------------
 
 
-def claim(tx: SqliteTransaction, terms: LeaseTerms, now: float) -> leases.Claimed:
-    return leases.claim_due(tx, terms, leases.PollCursor(), limit=9, now=now, overdue=True)
+def claim(tx: SqliteTransaction, terms: LeaseTerms, now: float) -> Due:
+    return leases.claim_due(tx, terms, leases.PollCursor(), limit=9, now=now, overdue=True)[0]
 
 
 @pytest.mark.parametrize("outcome", OUTCOMES, ids=str)
@@ -398,15 +401,15 @@ def test_an_outcome_with_a_stale_token_changes_nothing(outcome: Outcome) -> None
     tx = new_store()
     accept(tx, delivery("a", 1000.0))
     stale = claim(tx, HERE, 1001.0).leases["a"]
-    leases.renew(tx, HERE, set(), {}, now=1002.0)
+    leases.renew(tx, HERE, [], (), now=1002.0)
     current = claim(tx, HERE, 1003.0).leases["a"]
     assert current.token != stale.token
     before = [tx.all(f"SELECT * FROM {table}") for table in TABLES]
-    deliveries.finish(tx, HERE, stale, outcome, 1004.0)
-    deliveries.join(tx, stale)
-    assert leases.release(tx, [stale]) == frozenset()
+    assert not deliveries.finish(tx, HERE, stale, outcome, 1004.0)
+    assert not deliveries.join(tx, stale)
+    assert leases.release(tx, [stale]) == 0
     assert [tx.all(f"SELECT * FROM {table}") for table in TABLES] == before
-    deliveries.finish(tx, HERE, current, outcome, 1004.0)
+    assert deliveries.finish(tx, HERE, current, outcome, 1004.0)
     assert [tx.all(f"SELECT * FROM {table}") for table in TABLES] != before
 
 
@@ -415,11 +418,11 @@ def test_an_expired_lease_is_claimed_again() -> None:
     accept(tx, delivery("a", 1000.0))
     mine = claim(tx, HERE, 1001.0).leases["a"]
     assert not claim(tx, THERE, 1010.9).leases
-    renewed = leases.renew(tx, HERE, {mine.token}, {"a": mine}, now=1010.9)
+    renewed = leases.renew(tx, HERE, [mine], (), now=1010.9)
     assert (renewed.lost, renewed.given_up) == (frozenset(), 0)
     assert not claim(tx, THERE, 1020.8).leases, "renewed for ten seconds"
     theirs = claim(tx, THERE, 1020.9).leases["a"]
-    renewed = leases.renew(tx, HERE, {mine.token}, {"a": mine}, now=1021.0)
+    renewed = leases.renew(tx, HERE, [mine], (), now=1021.0)
     assert (renewed.lost, renewed.given_up) == (frozenset(["a"]), 0)
     deliveries.finish(tx, HERE, mine, Done(), 1021.0)
     assert reads.counts(tx)[DeliveryState.DONE] == 0
@@ -447,22 +450,22 @@ def test_a_start_is_waited_for_once_a_process_that_may_have_begun_it_is_gone() -
         accept(tx, delivery(key, 1000.0))
     deliveries.accept_all(tx, THERE, [Arriving(delivery("began", 1000.0), 7)])
     claimed = claim(tx, HERE, 1001.0)
-    assert claimed.due.unbegun == {"waits", "expires", "fails"}
+    assert claimed.unbegun == {"waits", "expires", "fails"}
     leases.release(tx, [claimed.leases["waits"]])
     # It was never begun, as its owner says.
-    assert claim(tx, HERE, 1001.0).due.unbegun == {"waits"}
+    assert claim(tx, HERE, 1001.0).unbegun == {"waits"}
     fails = claimed.leases["fails"]
     deliveries.start_all(tx, HERE, [RunStart(fails.sequence, fails.token, 1001.0)])
     deliveries.finish(tx, HERE, fails, Retry(1002.0, "E"), 1001.5)
-    assert claim(tx, HERE, 1003.0).due.unbegun == set(), "a later run"
+    assert claim(tx, HERE, 1003.0).unbegun == set(), "a later run"
     # The other process ends: its events may have run without a trace.
     assert leases.recover(tx, HERE, dead=None) == 1
     claimed = claim(tx, HERE, 1004.0)
-    assert (set(claimed.leases), claimed.due.unbegun) == ({"began"}, set())
+    assert (set(claimed.leases), claimed.unbegun) == ({"began"}, set())
     leases.release(tx, [claimed.leases["began"]])
-    assert claim(tx, HERE, 1004.0).due.unbegun == set(), "it stays in doubt until it has run"
+    assert claim(tx, HERE, 1004.0).unbegun == set(), "it stays in doubt until it has run"
     # Ours hangs, and its leases expire.
-    assert claim(tx, THERE, 1100.0).due.unbegun == set()
+    assert claim(tx, THERE, 1100.0).unbegun == set()
 
 
 def test_a_shared_store_without_a_clock_takes_away_expired_leases_only() -> None:
@@ -488,18 +491,20 @@ def steps_of_a_poll(blocked: int, kept: int) -> int:
     deliveries.accept_all(tx, HERE, [Arriving(each, None) for each in incoming])
     held: dict[str, Lease] = {}
     while True:
-        claimed = leases.claim_due(tx, HERE, leases.PollCursor(), limit=100, now=now, overdue=True)
+        claimed, _ = leases.claim_due(
+            tx, HERE, leases.PollCursor(), limit=100, now=now, overdue=True
+        )
         held |= claimed.leases
-        if not claimed.due.more:
+        if not claimed.more:
             break
     deliveries.finish(tx, HERE, held["k0"], Done(), now)
     found = []
     steps = steps_of(
         tx,
         lambda: found.append(
-            leases.claim_due(
-                tx, HERE, leases.PollCursor(), limit=100, now=now, overdue=True
-            ).due.records
+            leases.claim_due(tx, HERE, leases.PollCursor(), limit=100, now=now, overdue=True)[
+                0
+            ].records
         ),
     )
     ((record,),) = found
@@ -521,11 +526,11 @@ def test_polls_one_after_the_other_reach_the_first_of_every_lane() -> None:
     deliveries.accept_all(tx, HERE, [Arriving(each, None) for each in incoming])
     place, taken, polls = leases.PollCursor(), list[str](), 0
     while True:
-        claimed = leases.claim_due(tx, HERE, place, limit=1000, now=now, overdue=True)
-        keys = [record.key for record in claimed.due.records]
+        claimed, place = leases.claim_due(tx, HERE, place, limit=1000, now=now, overdue=True)
+        keys = [record.key for record in claimed.records]
         assert keys == sorted(keys), "oldest arrival first"
-        place, taken, polls = claimed.cursor, taken + keys, polls + 1
-        if not claimed.due.more:
+        taken, polls = taken + keys, polls + 1
+        if not claimed.more:
             break
     assert sorted(taken) == [*(f"k{place:04}" for place in range(number)), "unordered"]
     assert (place, polls) == (leases.PollCursor(), 3), "the next poll begins with the first lane"

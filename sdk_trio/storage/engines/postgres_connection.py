@@ -16,6 +16,7 @@ from psycopg.types.string import StrDumper, TextLoader
 from ...base import clock
 from ...base.executor import start_thread
 from ...base.logs import get_logger
+from ...base.text import storable
 
 #: Time for a statement that reads, migrates or belongs to a handler, in seconds.
 STATEMENT_SECONDS = 60
@@ -39,7 +40,10 @@ class _PackedDumper(StrDumper):
     def dump(self, obj: str) -> Buffer | None:
         if "\0" in obj or "\x1a" in obj:
             obj = obj.replace("\x1a", "\x1a1").replace("\0", "\x1a0")
-        return super().dump(obj)
+        try:
+            return super().dump(obj)
+        except UnicodeEncodeError:
+            return super().dump(storable(obj))
 
 
 class _PackedLoader(TextLoader):

@@ -16,6 +16,7 @@ import msgspec
 
 from ...base import clock
 from ...base.opener import open_database, open_file
+from ...base.text import storable
 from ...errors import StoreUnavailableError
 from ..sql.dialect import ROWS_AT_ONCE, Dialect, Insert, Row
 
@@ -98,9 +99,18 @@ class SqliteTransaction:
     def _execute(self, statement: str, values: Mapping[str, Any]) -> apsw.Cursor:
         text, lists, _ = SQLITE.translate(statement)
         if lists:
-            encoded = {name: msgspec.json.encode(values[name]).decode() for name in lists}
+            try:
+                encoded = {name: msgspec.json.encode(values[name]).decode() for name in lists}
+            except UnicodeEncodeError:
+                return self._execute(statement, storable(values))
             values = {**values, **encoded}
-        return self.connection.execute(text, values)
+        return self._run(text, values)
+
+    def _run(self, text: str, values: Any) -> apsw.Cursor:
+        try:
+            return self.connection.execute(text, values)
+        except UnicodeEncodeError:  # nothing was executed
+            return self.connection.execute(text, storable(values))
 
     def all(self, statement: str, /, **values: Any) -> list[Row]:
         return self._execute(statement, values).fetchall()
@@ -135,7 +145,7 @@ class SqliteTransaction:
         text = self._inserts.get((insert, size))
         if text is None:
             text = self._inserts[insert, size] = SQLITE.insert_text(insert, size)
-        return self.connection.execute(text, values).fetchall()
+        return self._run(text, values).fetchall()
 
     def note_change(self, *, done: int = 0) -> None:
         """Do nothing: SQLite's ``data_version`` shows other processes the change."""

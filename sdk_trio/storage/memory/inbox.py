@@ -21,12 +21,12 @@ import trio
 
 from ...base.logs import get_logger
 from ...base.telemetry import Sample
+from ...base.text import storable
 from ...errors import NotSupportedError, StoreUnavailableError
 from ...records.deliveries import (
     PROCESS_ENDED,
     REPLAYABLE,
     SOURCE_MARK,
-    UNFINISHED,
     Admission,
     Admitted,
     AttemptRecord,
@@ -35,6 +35,7 @@ from ...records.deliveries import (
     Done,
     Due,
     EvidenceRecord,
+    Lease,
     NewDelivery,
     Outcome,
     Parked,
@@ -73,6 +74,7 @@ P = ParamSpec("P")
 
 _NEW = Admitted(Admission.NEW)
 _DONE = Admitted(Admission.DONE)
+_WELL = Done()
 
 _log = get_logger("storage")
 
@@ -85,7 +87,8 @@ def _on_rows(
     @wraps(query)
     async def method(self: "MemoryInbox", /, *args: P.args, **kwargs: P.kwargs) -> T:
         await self._begin()
-        return query(self._rows, *args, **kwargs)
+        given: Any = storable([args, kwargs])  # as the other stores hold it
+        return query(self._rows, *given[0], **given[1])
 
     return method
 
@@ -205,15 +208,15 @@ class MemoryInbox:
         self._require_open()
         return self._admit(delivery, CLAIMING, DeliveryState.RUNNING, True)
 
-    def claim_unawaited(self, delivery: NewDelivery) -> bool:
+    def claim_unawaited(self, delivery: NewDelivery) -> Lease | None:
         """See :meth:`Inbox.claim_unawaited`; here :meth:`claim` waits for nothing, either."""
-        return False
+        return None
 
     async def park(self, delivery: NewDelivery, reason: str | None = None) -> Admitted:
         await self._begin()
         admitted = self._admit(delivery, PARKING, DeliveryState.PARKED, False)
         if admitted.admission is Admission.NEW and reason is not None:
-            self._rows.by_key[delivery.key].last_error = reason
+            self._rows.by_key[delivery.key].last_error = storable(reason)
         return admitted
 
     def _admit(
@@ -231,8 +234,8 @@ class MemoryInbox:
             # Check `remembered` first: it avoids hashing the key.
             if self._rows.remembered and self._rows.finished_at(key) is not None:
                 return _DONE
-            self._insert(delivery, key, state, leased)
-            return _NEW
+            lease = self._insert(delivery, key, state, leased)
+            return _NEW if lease is None else Admitted(Admission.NEW, lease=lease)
         attempts = row.attempts
         if row.state is DeliveryState.RUNNING and not row.queued:
             # An inline run of this owner that is claimed again was never begun, or its end could
@@ -274,7 +277,10 @@ class MemoryInbox:
             finished_at=None,
             last_error=None if again.restarts else row.last_error,
         )
-        return Admitted(ruling.admission, again.attempts, same_body, again.earlier_attempts)
+        lease = row.lease if leased else None
+        return Admitted(
+            ruling.admission, again.attempts, same_body, again.earlier_attempts, lease=lease
+        )
 
     def _held_until(self, row: MemoryRow, now: float) -> float | None:
         if row.owner in (None, self._terms.owner):
@@ -295,7 +301,9 @@ class MemoryInbox:
         self._rows.keep_other(row, other)
         self._own_changes += self._rows.changes - before
 
-    def _insert(self, delivery: NewDelivery, key: str, state: DeliveryState, leased: bool) -> None:
+    def _insert(
+        self, delivery: NewDelivery, key: str, state: DeliveryState, leased: bool
+    ) -> Lease | None:
         running = state is DeliveryState.RUNNING
         now = delivery.received_at
         held = len(delivery.raw) + ROW_BYTES
@@ -325,7 +333,7 @@ class MemoryInbox:
             held,
         )
         if leased:
-            row.owner, row.until = self._terms.owner, now + self._terms.lease_seconds
+            self._lease(row, now)
         self._rows.add(row)
         self._own_changes += 1
         if self._rows.overflowed and not self._warned:
@@ -337,6 +345,17 @@ class MemoryInbox:
                 hint="the oldest finished ids, or dead and parked events, are forgotten for want "
                 "of space; Storage:Backend Sqlite keeps them",
             )
+        return row.lease
+
+    def _lease(self, row: MemoryRow, now: float) -> None:
+        self._rows.last_token += 1
+        row.token = self._rows.last_token
+        row.owner, row.until = self._terms.owner, now + self._terms.lease_seconds
+
+    def _current(self, lease: Lease) -> MemoryRow | None:
+        """Return the row of a lease, None if the lease is stale."""
+        row = self._rows.by_key.get(lease.key)
+        return None if row is None or row.token != lease.token else row
 
     def _write(
         self,
@@ -346,11 +365,11 @@ class MemoryInbox:
         lease_from: float | None = None,
         **values: Any,
     ) -> None:
-        """Change ``row``, and give it our lease from that time on; None: no lease."""
+        """Change ``row``, and give it a lease of ours from that time on; None: no lease."""
         if lease_from is None:
-            row.owner, row.until = None, 0.0
+            row.owner, row.until, row.token = None, 0.0, 0
         else:
-            row.owner, row.until = self._terms.owner, lease_from + self._terms.lease_seconds
+            self._lease(row, lease_from)
         self._rows.change(row, state, **values)
         self._own_changes += 1
 
@@ -360,51 +379,54 @@ class MemoryInbox:
 
     # -- runs ------------------------------------------------------------------------------------
 
-    async def start(self, key: str, *, now: float, alone: bool = False) -> bool:
+    async def start(self, lease: Lease, *, now: float, alone: bool = False) -> bool:
         await self._begin()
-        return self._start(key, now, alone)
+        return self._start(lease, now, alone)
 
-    def start_unawaited(self, key: str, *, now: float) -> None:
-        self._start(key, now, False)
+    def start_unawaited(self, lease: Lease, *, now: float) -> None:
+        self._start(lease, now, False)
 
-    def end_unawaited(self, key: str, *, now: float) -> bool:
+    def end_unawaited(self, lease: Lease, *, now: float) -> bool:
         """See :meth:`Inbox.end_unawaited`; here :meth:`finish` waits for nothing, either."""
         return False
 
-    async def join(self, key: str) -> None:
+    async def join(self, lease: Lease) -> bool:
         await self._begin()
-        row = self._rows.by_key.get(key)
-        if row is not None and row.owner == self._terms.owner and row.state in UNFINISHED:
+        row = self._current(lease)
+        if row is not None:
             self._rows.change(row, row.state, ran_alone=False)
             self._own_changes += 1
+        return row is not None
 
-    def _start(self, key: str, now: float, alone: bool) -> bool:
-        row = self._rows.by_key.get(key)
-        if row is None or row.state not in UNFINISHED or row.owner != self._terms.owner:
+    def _start(self, lease: Lease, now: float, alone: bool) -> bool:
+        row = self._current(lease)
+        if row is None:
             return False
         counted = row.state is DeliveryState.RUNNING
-        self._write(
+        row.until = now + self._terms.lease_seconds
+        self._rows.change(
             row,
             DeliveryState.RUNNING,
-            lease_from=now,
             attempts=row.attempts + (not counted),
             started_at=now,
             ran_alone=alone,
             next_attempt_at=None,
         )
+        self._own_changes += 1
         return True
 
-    async def finish(self, key: str, outcome: Outcome, *, now: float) -> None:
-        """See :meth:`Inbox.finish`. A no-op if we no longer hold the lease."""
-        row = self._rows.by_key.get(key)
+    async def finish(self, lease: Lease, outcome: Outcome, *, now: float) -> bool:
+        row = self._current(lease)
         # An inline run is part of a request, which has its own checkpoints; a worker's run has only
         # this one.
         if row is None or row.queued:
             await trio.lowlevel.checkpoint()
-            row = self._rows.by_key.get(key)
+            row = self._current(lease)
         self._require_open()
-        if row is None or row.owner != self._terms.owner or row.state not in UNFINISHED:
-            return
+        if row is None:
+            return False
+        if outcome != _WELL:
+            outcome = storable(outcome)
         match outcome:
             case Done(answer, reason):
                 if answer is not None:
@@ -463,6 +485,7 @@ class MemoryInbox:
                     last_error=reason or row.last_error,
                     next_attempt_at=None,
                 )
+        return True
 
     def _keep_failure(self, row: MemoryRow, outcome: Retry | Dead, now: float) -> None:
         place = outcome.answer or outcome.place
@@ -475,7 +498,7 @@ class MemoryInbox:
         kept = AttemptRecord(max(row.attempts, 1), begun, now, error, place, traceback)
         row.failures = (*row.failures, kept)
 
-    async def conclude(self, key: str, effects: Effects[T], *, attempt: int, now: float) -> T:
+    async def conclude(self, lease: Lease, effects: Effects[T], *, attempt: int, now: float) -> T:
         """See :meth:`Inbox.conclude`; memory has no transactions that effects could share."""
         await self._begin()
         raise NotSupportedError(
@@ -486,7 +509,7 @@ class MemoryInbox:
     async def replay(self, keys: Sequence[str]) -> Sequence[str]:
         await self._begin()
         put_back = []
-        for key in keys:
+        for key in storable(keys):
             row = self._rows.by_key.get(key)
             if row is None or row.state not in REPLAYABLE or row.owner is not None:
                 continue
@@ -513,14 +536,14 @@ class MemoryInbox:
 
     # -- leases ----------------------------------------------------------------------------------
 
-    async def release(self, keys: Sequence[str]) -> None:
+    async def release(self, leases: Collection[Lease]) -> int:
         await self._begin()
-        for key in keys:
-            row = self._rows.by_key.get(key)
-            if row is None or row.owner != self._terms.owner:
-                continue
-            if row.state in (DeliveryState.RECEIVED, DeliveryState.RETRYING):
+        released = 0
+        for row in map(self._current, leases):
+            if row is not None and row.state is not DeliveryState.RUNNING:
                 self._write(row, row.state)
+                released += 1
+        return released
 
     async def take_due(
         self, *, limit: int, now: float, overdue: bool = True, limits: ClaimLimits | None = None
@@ -560,6 +583,7 @@ class MemoryInbox:
             next_due_at=min(times, default=None),
             limited=allowance.waiting,
             superseded=superseded,
+            leases=_leases_of(due[:limit]),
         )
 
     def _end_superseded(self, allowance: Allowance, now: float) -> list[tuple[str, str]]:
@@ -591,7 +615,8 @@ class MemoryInbox:
             self._write(row, row.state, lease_from=now)
         records = [row.record() for row in found[:limit]]
         superseded = self._end_superseded(allowance, now)
-        return Due(records, more=False, next_due_at=None, superseded=superseded)
+        leases = _leases_of(found[:limit])
+        return Due(records, False, None, superseded=superseded, leases=leases)
 
     async def reschedule(self, *, now: float) -> int:
         await self._begin()
@@ -644,14 +669,16 @@ class MemoryInbox:
                 self._cut_short(row, sole=len(taken) == 1)
             # A suspect that the dead owner had inherited and not run yet passes to its successor.
             if row.process_ends:
-                row.owner, row.until = successor, now + self._terms.lease_seconds
+                until = now + self._terms.lease_seconds
+                row.owner, row.until, row.token = successor, until, 0
             else:
                 self._write(row, row.state)
         return len(taken)
 
-    async def renew(self, keys: Collection[str], *, now: float) -> Renewed:
+    async def renew(self, leases: Collection[Lease], *, now: float) -> Renewed:
+        held = {lease.key: lease.token for lease in leases}
+        last = self._rows.last_token  # a call in progress may take a later one
         await self._begin()
-        held = frozenset(keys)
         given_up = 0
         lost = set()
         for row in [*self._rows.unfinished.values()]:
@@ -660,9 +687,9 @@ class MemoryInbox:
             if row.owner != self._terms.owner:
                 if row.key in held:
                     lost.add(row.key)
-            elif row.key in held:
+            elif row.token and held.get(row.key) == row.token:
                 row.until = now + self._terms.lease_seconds
-            else:
+            elif row.token <= last:
                 self._give_up(row)
                 given_up += 1
         return Renewed(frozenset(lost), given_up)
@@ -776,3 +803,7 @@ class MemoryInbox:
         if "_tables" in vars(self) and self._shares is None:
             self._tables.close()
         await trio.lowlevel.checkpoint()
+
+
+def _leases_of(rows: Sequence[MemoryRow]) -> dict[str, Lease]:
+    return {row.key: row.lease for row in rows if row.lease is not None}

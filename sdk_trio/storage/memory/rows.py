@@ -22,6 +22,7 @@ from ...records.deliveries import (
     DeliveryRecord,
     DeliveryState,
     EvidenceRecord,
+    Lease,
     signer_of,
 )
 from ...records.policies import PAUSED, EventPause
@@ -75,6 +76,8 @@ class MemoryRow(msgspec.Struct, eq=False):
     last_error: str | None = None
     owner: str | None = None
     until: float = 0.0
+    # That of the lease; 0 without one.
+    token: int = 0
     failures: tuple[AttemptRecord, ...] = ()
     process_ends: int = 0
     ran_alone: bool = False
@@ -85,6 +88,11 @@ class MemoryRow(msgspec.Struct, eq=False):
     evidence: tuple[EvidenceRecord, ...] = ()
     # The group under whose limits it is leased, or by whose pause it waits.
     held_group: str | None = None
+
+    @property
+    def lease(self) -> Lease | None:
+        """Its lease, if it was claimed; a dead owner's successor has only its name on the row."""
+        return Lease(self.key, self.token) if self.token else None
 
     def has_body(self, raw: bytes) -> bool:
         """Return whether ``raw`` is its body, by its hash where the body is gone."""
@@ -121,6 +129,7 @@ class Deliveries:
     """
 
     last_sequence: int = 0
+    last_token: int = 0
     changes: int = 0
     by_key: dict[str, MemoryRow] = attrs.Factory(dict)
     by_sequence: dict[int, MemoryRow] = attrs.Factory(dict)
@@ -187,7 +196,7 @@ class Deliveries:
         # Enough to see that a redelivery has another body, without keeping the first one.
         row.body_hash = hash(row.raw)
         row.raw = row.next_attempt_at = row.owner = None
-        row.until = 0.0
+        row.until, row.token = 0.0, 0
         self.states[DeliveryState.DONE] += 1
         self._done.append(row)
         if len(self._done) > RECENT_ROWS:

@@ -39,6 +39,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from ...base.text import storable
 from ...records.deliveries import (
     MOST_EVIDENCE,
     Admission,
@@ -46,6 +47,7 @@ from ...records.deliveries import (
     Dead,
     DeliveryState,
     Done,
+    Lease,
     NewDelivery,
     Outcome,
     Parked,
@@ -71,13 +73,6 @@ from .dialect import Insert, Row, SqlTransaction
 from .schema import NO_LEASE, unfinished
 
 
-class Lease(msgspec.Struct, frozen=True, gc=False):
-    """The claim of one run: the delivery, and the token that this claim wrote into its row."""
-
-    sequence: int
-    token: int
-
-
 class Arriving(msgspec.Struct, frozen=True, gc=False):
     """A delivery to be kept; ``token`` is that of its lease, None if it is not leased."""
 
@@ -88,7 +83,8 @@ class Arriving(msgspec.Struct, frozen=True, gc=False):
 #: The answer, and the sequence of a delivery that was kept or put back.
 Answer = tuple[Admitted, int | None]
 
-_NEW = Admitted(Admission.NEW)
+#: The answer for a new key.
+NEW = Admitted(Admission.NEW)
 
 
 def lane_of(delivery_ordered: bool, owner: str | None, subject: str | None) -> bytes | None:
@@ -182,9 +178,7 @@ def _admit_all(
     """
     sequences = _open(tx, terms, arriving, state, reason, surely_new=surely_new)
     return [
-        _admit_known(tx, terms, each, rules, state, reason)
-        if sequence is None
-        else (_NEW, sequence)
+        _admit_known(tx, terms, each, rules, state, reason) if sequence is None else (NEW, sequence)
         for each, sequence in zip(arriving, sequences, strict=True)
     ]
 
@@ -275,7 +269,7 @@ def _admit_known(
             arrivals.remove_key(tx, delivery.key, sequence)
             (added,) = _open(tx, terms, [arriving], state, reason)
             if added is not None:
-                return _NEW, added
+                return NEW, added
             continue
         stored = _read_stored(terms, row)
         rule = rules[existing_state(stored.known, now=now, dedup_seconds=terms.dedup_seconds)]
@@ -289,7 +283,7 @@ def _admit_known(
     if rule.change is Change.REPLACE:
         arrivals.remove(tx, [sequence])
         (added,) = _open(tx, terms, [arriving], state, reason)
-        return _NEW, added
+        return NEW, added
     # After the payload retention there is no body to compare with, and no reason to suspect the
     # sender.
     same_body = stored.raw is None or stored.raw == delivery.raw
@@ -582,8 +576,8 @@ class Ran(msgspec.Struct, frozen=True, gc=False):
 
 def add_done(
     tx: SqlTransaction, terms: LeaseTerms, runs: Sequence[Ran], *, surely_new: bool = False
-) -> list[None]:
-    """Record deliveries of different keys together with their inline runs.
+) -> list[bool]:
+    """Record deliveries of different keys together with their inline runs; False: no change.
 
     If a key is known after all, because another process has just stored it, the run ends that
     record, unless another owner holds its lease.
@@ -593,10 +587,11 @@ def add_done(
     sequences = arrivals.add(tx, new, _BESIDE_ENDED, rows, surely_new=surely_new)
     if added := sum(sequence is not None for sequence in sequences):
         tx.note_change(done=added)
-    for run, sequence in zip(runs, sequences, strict=True):
-        if sequence is None:
-            record_run(tx, terms, run.delivery, run.token, Done(), run.finished_at)
-    return [None] * len(runs)
+    return [
+        sequence is not None
+        or record_run(tx, terms, run.delivery, run.token, Done(), run.finished_at)
+        for run, sequence in zip(runs, sequences, strict=True)
+    ]
 
 
 # The run becomes that of a delivery that waits, or whose lease has expired.
@@ -614,14 +609,16 @@ def record_run(
     token: int,
     outcome: Outcome,
     now: float,
-) -> None:
-    """Record the claim and the outcome of an inline run in one transaction."""
+) -> bool:
+    """Record the claim and the outcome of an inline run in one transaction; False: no change."""
     ((admitted, sequence),) = claim_all(tx, terms, [Arriving(delivery, token)])
     if admitted.admission is Admission.NEW and sequence is not None:
-        finish(tx, terms, Lease(sequence, token), outcome, now)
-    elif isinstance(outcome, Done) and (known := arrivals.find_one(tx, delivery.key)) is not None:
-        tx.run(_ADOPT, sequence=known, token=token, owner=terms.owner, now=now)
-        end_all(tx, terms, [RunEnd(known, token, now, delivery.received_at)])
+        return finish(tx, terms, Lease(delivery.key, token, sequence), outcome, now)
+    known = arrivals.find_one(tx, delivery.key) if isinstance(outcome, Done) else None
+    if known is None:
+        return False
+    tx.run(_ADOPT, sequence=known, token=token, owner=terms.owner, now=now)
+    return end_all(tx, terms, [RunEnd(known, token, now, delivery.received_at)]) == [True]
 
 
 _HAS_LEASE = f"sequence = :sequence AND lease_token = :token AND {unfinished()}"
@@ -666,9 +663,9 @@ VALUES (:sequence, :number, :started_at, :finished_at, :error, :place, :tracebac
 """
 
 
-def join(tx: SqlTransaction, lease: Lease) -> None:
-    """Note that a run is now concurrent with others."""
-    tx.run(_JOIN, sequence=lease.sequence, token=lease.token)
+def join(tx: SqlTransaction, lease: Lease) -> bool:
+    """Note that a run is now concurrent with others; False: no change, its lease is stale."""
+    return tx.run(_JOIN, sequence=lease.sequence, token=lease.token) > 0
 
 
 _NOTE_REASON = "UPDATE ended SET last_error = :reason WHERE sequence = :sequence"
@@ -681,39 +678,43 @@ def note_reason(tx: SqlTransaction, sequence: int, reason: str) -> None:
 
 def finish(
     tx: SqlTransaction, terms: LeaseTerms, lease: Lease, outcome: Outcome, now: float
-) -> None:
-    """Record the outcome of a run; a no-op if we no longer hold its lease."""
+) -> bool:
+    """Record the outcome of a run; False: no change, its lease is stale."""
     ours = {"sequence": lease.sequence, "token": lease.token, "now": now}
     sequence = lease.sequence
     match outcome:
         case Done(answer, reason):
             if answer is not None:
                 _add_attempt(tx, sequence, tx.one(_RUN_OF, **ours), now, "", answer)
-            ended = end_all(tx, terms, [RunEnd(sequence, lease.token, now)])
-            if reason is not None and ended == [True]:
+            (is_ended,) = end_all(tx, terms, [RunEnd(sequence, lease.token, now)])
+            if reason is not None and is_ended:
                 note_reason(tx, sequence, reason)
-            return
+            return is_ended
         case Retry(at, error):
             queued = at is not None
             failed = {"state": "retrying", "queued": queued, "at": at, "finished_at": None}
             run = tx.one(_FAIL, **ours, **failed, error=error)
+            is_ended = run is not None
             place = outcome.answer or outcome.place
             _add_attempt(tx, sequence, run, now, error, place, outcome.traceback)
         case Dead(error):
             failed = {"state": "dead", "queued": False, "at": None, "finished_at": now}
             run = tx.one(_FAIL, **ours, **failed, error=error)
+            is_ended = run is not None
             # If its last failed run was the end of a process, recovery has recorded it; a second
             # record would count it twice.
             if not outcome.recorded:
                 place = outcome.answer or outcome.place
                 _add_attempt(tx, sequence, run, now, error, place, outcome.traceback)
         case Released():
-            tx.run(_RELEASE_RUN, **ours)
+            is_ended = tx.run(_RELEASE_RUN, **ours) > 0
         case Postponed(at, reason):
-            tx.run(_POSTPONE, **ours, at=at, reason=reason)
+            is_ended = tx.run(_POSTPONE, **ours, at=at, reason=reason) > 0
         case Parked(reason):
-            tx.run(_PARK, **ours, reason=reason)
-    tx.note_change()
+            is_ended = tx.run(_PARK, **ours, reason=reason) > 0
+    if is_ended:
+        tx.note_change()
+    return is_ended
 
 
 def _add_attempt(
@@ -811,7 +812,7 @@ _ADD_REPEATED = Insert(
 
 def replay(tx: SqlTransaction, keys: Sequence[str]) -> list[str]:
     """Put dead, parked and waiting deliveries back; return their keys, each once."""
-    keys = list(dict.fromkeys(keys))
+    keys = storable([*dict.fromkeys(keys)])
     sequences = arrivals.find(tx, keys)
     found = {sequence for (sequence,) in tx.all(_REPLAY, sequences=list(sequences.values()))}
     tx.note_change()
@@ -820,7 +821,7 @@ def replay(tx: SqlTransaction, keys: Sequence[str]) -> list[str]:
 
 def repeat(tx: SqlTransaction, keys: Sequence[str]) -> list[str]:
     """Put done deliveries back, each as its next generation; return their keys."""
-    keys = list(dict.fromkeys(keys))
+    keys = storable([*dict.fromkeys(keys)])
     sequences = arrivals.find(tx, keys)
     locked = [row[0] for row in tx.all(_LOCK_ARRIVALS, sequences=list(sequences.values()))]
     locked = [row[0] for row in tx.all(_LOCK_ENDED, sequences=locked)]

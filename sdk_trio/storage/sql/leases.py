@@ -25,13 +25,13 @@ from ...records.deliveries import (
     DeliveryRecord,
     DeliveryState,
     Due,
+    Lease,
     Renewed,
 )
 from ...records.policies import NO_LIMITS, ClaimLimits
 from ..admission import CLOCK_SLACK_SECONDS, LeaseTerms
 from ..term import TermEndedError
 from . import policies
-from .deliveries import Lease
 from .dialect import SqlTransaction
 from .reads import by_sequence
 from .schema import MAY_HAVE_RUN, NO_LEASE, unfinished
@@ -188,14 +188,6 @@ class PollCursor(msgspec.Struct, frozen=True):
     left: bool = False
 
 
-class Claimed(msgspec.Struct, frozen=True):
-    """Deliveries that were claimed, their leases by key, and where the poll ended."""
-
-    due: Due
-    leases: Mapping[str, Lease]
-    cursor: PollCursor = PollCursor()
-
-
 def claim_due(
     tx: SqlTransaction,
     terms: LeaseTerms,
@@ -205,12 +197,12 @@ def claim_due(
     now: float,
     overdue: bool,
     limits: ClaimLimits | None = None,
-) -> Claimed:
+) -> tuple[Due, PollCursor]:
     """Claim due deliveries, oldest arrival first among those that this poll reads.
 
     An ordered delivery is due only when it is the first of its lane. Reading tens of thousands of
     lanes would take a second, so each poll reads the next :data:`LANES` lanes. ``more`` is true
-    until polls have read all lanes and claimed all they found.
+    until polls have read all lanes and claimed all they found. Returns also where this poll ended.
 
     Args:
         tx: the transaction.
@@ -226,39 +218,41 @@ def claim_due(
         limits = NO_LIMITS
     # Only some of the events found may be free to be claimed: others belong to groups.
     most = limit if limits is None else max(limit, policies.CHUNK)
-    first, blocking = _find_due(tx, terms, lanes, limit=most + 1, now=now, overdue=overdue)
-    is_full, first = len(first) > most, first[:most]
+    found, blocking = _find_due(tx, terms, lanes, limit=most + 1, now=now, overdue=overdue)
+    is_full, found = len(found) > most, found[:most]
 
-    groups: Mapping[int, str] = {}
+    group_of: Mapping[int, str] = {}
     if limits is not None:
-        groups = policies.groups_of(tx, limits, [each.sequence for each in first])
-    held = [each for each in first if each.sequence in groups]
-    free = [each for each in first if each.sequence not in groups]
-    chosen = free[:limit]
+        group_of = policies.groups_of(tx, limits, [each.sequence for each in found])
+    of_groups = [each for each in found if each.sequence in group_of]
+    of_no_group = [each for each in found if each.sequence not in group_of]
+    taken = of_no_group[:limit]
 
-    _end_expired(tx, terms, [*chosen, *held], blocking)
-    grouped = policies.ChosenEvents()
+    _end_expired(tx, terms, [*taken, *of_groups], blocking)
+    by_limits = policies.ChosenEvents()
     if limits is not None:
-        policies.hold(tx, groups)
-        grouped = policies.choose_from_groups(
-            tx,
-            terms,
-            limits,
-            partial(_find_in_group, tx),
-            new_token,
-            now=now,
-            live_only=overdue,
+        policies.hold(tx, group_of)
+        find = partial(_find_in_group, tx)
+        by_limits = policies.choose_from_groups(
+            tx, terms, limits, find, new_token, now=now, live_only=overdue
         )
 
-    sequences = sorted([*(each.sequence for each in chosen), *grouped.sequences])
+    sequences = sorted([*(each.sequence for each in taken), *by_limits.sequences])
     records, unbegun, leases = _lease(tx, terms, sequences, now)
 
-    left = cursor.left or is_full or len(free) > limit
-    more = left or bool(lanes.end) or bool(blocking) or grouped.more
-    times = [at for at in (lanes.next_retry_at, grouped.next_at) if at is not None]
-    next_due_at = min(times, default=None)
-    due = Due(records, more, next_due_at, unbegun, grouped.waiting, grouped.superseded)
-    return Claimed(due, leases, PollCursor(lanes.end, left) if lanes.end else PollCursor())
+    left = cursor.left or is_full or len(of_no_group) > limit
+    more = left or bool(lanes.end) or bool(blocking) or by_limits.more
+    times = [at for at in (lanes.next_retry_at, by_limits.next_at) if at is not None]
+    due = Due(
+        records,
+        more,
+        min(times, default=None),
+        unbegun,
+        by_limits.waiting,
+        by_limits.superseded,
+        leases,
+    )
+    return due, PollCursor(lanes.end, left) if lanes.end else PollCursor()
 
 
 class _Lanes(NamedTuple):
@@ -355,7 +349,7 @@ def _lease(
         for record in records
         if rows[record.sequence] and not record.attempts and record.state is DeliveryState.RECEIVED
     )
-    leases = {each.key: Lease(each.sequence, token + each.sequence) for each in records}
+    leases = {each.key: Lease(each.key, token + each.sequence, each.sequence) for each in records}
     return records, unbegun, leases
 
 
@@ -366,27 +360,27 @@ def claim_suspects(
     limit: int,
     now: float,
     limits: ClaimLimits | None = None,
-) -> Claimed:
+) -> Due:
     """Claim deliveries that ran when a process ended, oldest arrival first.
 
     Those that a pause or a limit holds stay behind, and are claimed as all others are.
     """
     found = [row[0] for row in tx.all(_FIND_SUSPECTS, limit=limit, owner=terms.owner)]
-    groups: Mapping[int, str] = {}
-    grouped = policies.ChosenEvents()
+    group_of: Mapping[int, str] = {}
+    by_limits = policies.ChosenEvents()
 
     def find(group: str, most: int) -> list[int]:
-        rows = tx.all(_FIND_SUSPECTS_OF_GROUP, group=group, limit=most, suspects=list(groups))
+        rows = tx.all(_FIND_SUSPECTS_OF_GROUP, group=group, limit=most, suspects=list(group_of))
         return [sequence for (sequence,) in rows]
 
     if limits is not None:
-        groups = policies.groups_of(tx, limits, found)
-        policies.hold(tx, groups)
-        grouped = policies.choose_from_groups(tx, terms, limits, find, new_token, now=now)
-    free = [sequence for sequence in found if sequence not in groups]
-    records, unbegun, leases = _lease(tx, terms, sorted([*free, *grouped.sequences]), now)
-    due = Due(records, False, None, unbegun, superseded=grouped.superseded)
-    return Claimed(due, leases)
+        group_of = policies.groups_of(tx, limits, found)
+        policies.hold(tx, group_of)
+        by_limits = policies.choose_from_groups(tx, terms, limits, find, new_token, now=now)
+    of_no_group = [sequence for sequence in found if sequence not in group_of]
+    sequences = sorted([*of_no_group, *by_limits.sequences])
+    records, unbegun, leases = _lease(tx, terms, sequences, now)
+    return Due(records, False, None, unbegun, superseded=by_limits.superseded, leases=leases)
 
 
 # -- renewing and giving up ----------------------------------------------------------------------
@@ -420,22 +414,22 @@ _RELEASE_LEASES = f"""
 UPDATE work SET {NO_LEASE}
 WHERE sequence IN ints(:sequences) AND lease_token IN ints(:tokens)
     AND state IN ('received', 'retrying')
-RETURNING sequence
 """
 
 
 def renew(
     tx: SqlTransaction,
     terms: LeaseTerms,
-    tokens: Collection[int],
-    leases: Mapping[str, Lease],
+    leases: Collection[Lease],
+    pending: Collection[int],
     *,
     now: float,
 ) -> Renewed:
-    """Extend this owner's leases with the ``tokens``, and give up its other leases.
+    """Extend this owner's ``leases``, and give up its others; keep those of ``pending`` tokens.
 
-    ``leases`` are the leases of runs, by key; a lease that another owner has is reported as lost.
+    The keys of ``leases`` that another owner has taken over are reported as lost.
     """
+    tokens = {lease.token for lease in leases}.union(pending)
     ours = tx.all(_LEASED_BY_US, owner=terms.owner)
     kept = [sequence for sequence, token in ours if token in tokens]
     stray = [sequence for sequence, token in ours if token not in tokens]
@@ -446,7 +440,7 @@ def renew(
         tx.run(_GIVE_UP, sequences=stray)
         tx.note_change()
     found = {sequence for sequence, _ in ours}
-    missing = {lease.sequence: key for key, lease in leases.items() if lease.sequence not in found}
+    missing = {each.sequence: each.key for each in leases if each.sequence not in found}
     lost: list[str] = []
     if missing:
         rows = tx.all(_HELD_BY_OTHERS, sequences=list(missing), owner=terms.owner)
@@ -454,13 +448,13 @@ def renew(
     return Renewed(frozenset(lost), given_up=len(stray))
 
 
-def release(tx: SqlTransaction, leases: Sequence[Lease]) -> frozenset[int]:
-    """Give up the leases whose run was never started; return their sequences."""
+def release(tx: SqlTransaction, leases: Collection[Lease]) -> int:
+    """Give up the leases whose run was never started; return how many."""
     sequences, tokens = [each.sequence for each in leases], [each.token for each in leases]
-    released = tx.all(_RELEASE_LEASES, sequences=sequences, tokens=tokens)
+    released = tx.run(_RELEASE_LEASES, sequences=sequences, tokens=tokens)
     if released:
         tx.note_change()
-    return frozenset(sequence for (sequence,) in released)
+    return released
 
 
 # -- taking over ---------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from ...base.text import storable
 from ..admission import LeaseTerms
 from .dialect import Reads, SqlTransaction, Writes
 
@@ -42,7 +43,8 @@ def on_reader(
 
     @wraps(query)
     async def method(self: SqlPart, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._read(lambda tx: query(tx, *args, **kwargs))
+        given: Any = storable([args, kwargs])
+        return await self._read(lambda tx: query(tx, *given[0], **given[1]))
 
     return method
 

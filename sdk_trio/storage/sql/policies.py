@@ -19,6 +19,7 @@ Functions of a transaction.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -172,8 +173,29 @@ SELECT count(*) FROM work WHERE held_group = :group AND lease_owner IS NOT NULL
 """
 
 
+class _LockedGroup(NamedTuple):
+    """The row of a group: how many tokens were ``missing`` at ``as_of``; and the time now."""
+
+    missing: float
+    as_of: float
+    clock: float
+
+    def bucket(self, rate_per_minute: float) -> TokenBucket:
+        """Return the bucket of tokens for a rate."""
+        return TokenBucket(
+            per_second=rate_per_minute / 60.0,
+            burst=burst_of(rate_per_minute),
+            missing=self.missing,
+            as_of=self.as_of,
+        )
+
+
 class _Choice:
-    """One call of :func:`choose_from_groups`."""
+    """One call of :func:`choose_from_groups`: what the groups so far have added to its result.
+
+    For each group: lock its row, count the runs that its limits allow, choose so many of its next
+    events, and take their tokens.
+    """
 
     def __init__(
         self,
@@ -218,44 +240,50 @@ class _Choice:
         if locked is None:
             self._note_next(BUSY_SECONDS)
             return
-        missing, as_of, clock = locked
-        # A claim that has waited for those of another process has an older time. The tokens that
-        # came back since then were counted, and must not come back again.
-        if as_of - CLOCK_SLACK_SECONDS < clock < as_of:
-            clock = as_of
         most = self._free_workers
         if limit.concurrency is not None:
-            running = self._tx.one(
-                _COUNT_RUNNING, group=group, live_only=self._live_only, now=self._now
-            )
-            most = min(most, limit.concurrency - (int(running[0]) if running else 0))
+            most = min(most, limit.concurrency - self._count_running(group))
         bucket = None
         if limit.rate_per_minute is not None:
-            bucket = TokenBucket(
-                per_second=limit.rate_per_minute / 60.0,
-                burst=burst_of(limit.rate_per_minute),
-                missing=missing,
-                as_of=as_of,
-            )
-            most = min(most, bucket.available(clock))
+            bucket = locked.bucket(limit.rate_per_minute)
+            most = min(most, bucket.available(locked.clock))
         chosen = self._next_of(group, limit, most) if most > 0 else []
         self._sequences += chosen
         self._free_workers -= len(chosen)
         if bucket is not None:
-            # A count from a clock that was ahead: refill the bucket from now on.
-            if chosen or as_of > clock:
-                bucket.take(clock, len(chosen))
-                missing = bucket.missing(clock)
-                self._tx.run(_SAVE_TOKENS, group=group, missing=missing, as_of=clock)
-            if (wait := bucket.wait(clock)) > 0.0:
-                self._note_next(wait)
+            self._take_tokens(group, locked, bucket, len(chosen))
 
-    def _lock(self, group: str) -> tuple[float, float, float] | None:
+    def _lock(self, group: str) -> _LockedGroup | None:
+        """Lock the row of a group; None: another host has locked it."""
         row = self._tx.one(_LOCK_GROUP, group=group, now=self._now)
         if row is None:
             self._tx.run(_ADD_GROUP, group=group)
             row = self._tx.one(_LOCK_GROUP, group=group, now=self._now)
-        return None if row is None else (float(row[0]), float(row[1]), float(row[2]))
+        if row is None:
+            return None
+        missing, as_of, clock = map(float, row)
+        # A claim that has waited for those of another process has an older time. The tokens that
+        # came back since then were counted, and must not come back again.
+        if as_of - CLOCK_SLACK_SECONDS < clock < as_of:
+            clock = as_of
+        return _LockedGroup(missing, as_of, clock)
+
+    def _count_running(self, group: str) -> int:
+        row = self._tx.one(_COUNT_RUNNING, group=group, live_only=self._live_only, now=self._now)
+        return int(row[0]) if row else 0
+
+    def _take_tokens(
+        self, group: str, locked: _LockedGroup, bucket: TokenBucket, number: int
+    ) -> None:
+        """Take a token for each chosen event, and note when the rate allows the next one."""
+        clock = locked.clock
+        # A count from a clock that was ahead: refill the bucket from now on.
+        if number or locked.as_of > clock:
+            bucket.take(clock, number)
+            missing = bucket.missing(clock)
+            self._tx.run(_SAVE_TOKENS, group=group, missing=missing, as_of=clock)
+        if (wait := bucket.wait(clock)) > 0.0:
+            self._note_next(wait)
 
     def _note_next(self, seconds: float) -> None:
         at = self._now + seconds

@@ -380,7 +380,7 @@ async def records_of(store: Inbox) -> list[DeliveryRecord]:
 def held_in_memory(runtime: Runtime) -> list[str]:
     """Return the keys of the leases that the queue of a runtime holds."""
     running = runtime.receiver._running
-    return [] if running is None else list(running.runner.leases)
+    return [] if running is None else [lease.key for lease in running.runner.leases]
 
 
 def remembers_outcome(runtime: Runtime, key: str) -> bool:
