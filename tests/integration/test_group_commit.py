@@ -616,6 +616,23 @@ async def test_a_file_is_missed_although_its_directory_had_not_changed_for_long(
         await put(store, "later")
 
 
+async def test_a_replaced_file_is_missed_soon_although_its_directory_shows_no_change(
+    store: GroupCommit, file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def put_until_it_fails() -> None:
+        while True:
+            await put(store, "later")
+            await trio.sleep(0.05)
+
+    # As after a mount over the file, or on a file system that sets no times.
+    unchanged = ((1, 2, 3), 0.0)
+    monkeypatch.setattr(files_module.StoreFile, "_state_of_directory", lambda _file: unchanged)
+    await put(store, "before")
+    _replace(Path(file))
+    with trio.fail_after(20), pytest.raises(StoreLostError, match="was replaced"):
+        await put_until_it_fails()
+
+
 async def test_a_store_whose_file_was_replaced_is_refused_until_a_restart(
     store: GroupCommit, engine: SqliteEngine, file: str
 ) -> None:

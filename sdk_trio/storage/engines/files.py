@@ -10,7 +10,8 @@ one ``fdatasync`` (docs/adr/0024-store-files.md).
 A name can refer to another file only after its directory has changed, and each change sets a time
 there (``ctime``) that no program can choose. So one call for the directory replaces those for the
 three files, unless the last change is more recent than :data:`SETTLED_SECONDS`: file systems round
-the time, and a second change may get the time of the first one.
+the time, and a second change may get the time of the first one. A mount over one of the files
+changes no time of the directory, so the names are looked at again every :data:`TRUSTED_SECONDS`.
 
 On Windows an open file can be neither removed nor replaced, so nothing is checked.
 
@@ -58,6 +59,9 @@ _GROWING_SECONDS = 1.0
 #: Age of the last change of a directory, in seconds, from which on a further one has another time:
 #: the coarsest file systems count two seconds.
 SETTLED_SECONDS = 3.0
+
+#: The longest time for which a directory that does not change answers for the names, in seconds.
+TRUSTED_SECONDS = 1.0
 
 #: Damage that SQLite reports is believed after this time, in seconds.
 _DAMAGE_SECONDS = 2.0
@@ -166,6 +170,7 @@ class StoreFile:
         # Device, inode and last change of the directory in which the three names were found to be
         # right; None: they have to be looked at.
         self._settled: tuple[int, int, int] | None = None
+        self._settled_until = 0.0
         self._reader = _open_by_sqlite(self.file)
         self._head = self._read_head()
         # A plain descriptor is safe here: SQLite locks no byte of the log. It is opened last, so
@@ -255,7 +260,8 @@ class StoreFile:
         """Check that the three names refer to our files; return the size of the database."""
         # Read before the names, so that the next check finds a change in between.
         state, changed_at = self._state_of_directory()
-        if state is not None and state == self._settled:
+        now = clock.monotonic()
+        if state is not None and state == self._settled and now < self._settled_until:
             return self._reader.xFileSize()
         size = self._require(self.file, self._database_id)
         self._require(self._log, self._log_id)
@@ -264,6 +270,7 @@ class StoreFile:
             map(os.path.islink, (self.file, self._log, self._index))
         )
         self._settled = state if is_settled else None
+        self._settled_until = now + TRUSTED_SECONDS
         return size
 
     def _state_of_directory(self) -> tuple[tuple[int, int, int] | None, float]:
