@@ -127,6 +127,8 @@ class WorkerPool:
         self._run_ended = Bell()
         self._feeder_blocked = False
         self._closed = False
+        #: How many runs of workers have ended since the start.
+        self.ended_runs = 0
         # No deadline: it ends with the workers, for which Trio waits in any case. While a plain
         # function runs in its thread, no other process may claim its event.
         self._renewing = trio.CancelScope(shield=True)
@@ -181,9 +183,11 @@ class WorkerPool:
         return self._workers - len(self._running) - self._slots_used
 
     @property
-    def _is_shared(self) -> bool:
-        """Whether another process may run the events that no worker here is free for."""
-        return self._sharing is not None and self._sharing.is_wanted
+    def _claimable(self) -> float:
+        """How many more events this process may lease; infinite while it shares none."""
+        if self._sharing is None or not self._sharing.is_wanted:
+            return inf
+        return self._free_workers + self._sharing.prefetch
 
     @property
     def has_spare_workers(self) -> bool:
@@ -214,8 +218,8 @@ class WorkerPool:
         # (docs/adr/0003-lease-tokens.md). So is any event while older ones wait in the store: it
         # would overtake them.
         direct = direct and not (arrival.delivery.ordered or self._store_has_due)
-        if direct and self._sharing is not None and self._is_shared:
-            direct = self._free_workers >= 0  # this event has a slot already
+        if direct and self._sharing is not None:
+            direct = self._claimable >= 0  # this event has a slot already
         delivery, queued = arrival.delivery, False
         try:
             admitted = await self._inbox.accept(delivery, leased=direct)
@@ -351,6 +355,7 @@ class WorkerPool:
             outcome = await self._runner.queued.run(arrival, held, attempt=attempt, fresh=fresh)
         finally:
             del self._running[cell]
+            self.ended_runs += 1
             self._runner.leases.drop(held)
             self._run_ended.ring()
         # The next event of an ordered lane may run now, the feeder must know the due time of a
@@ -414,8 +419,9 @@ class WorkerPool:
         # processes may not have noticed the step yet.
         overdue = self._clock_watch.check() >= LEASE_SECONDS
         free_workers = self._free_workers
-        limit = min(FEED_LIMIT, free_workers) if self._is_shared else FEED_LIMIT
-        if limit <= 0:
+        claimable = self._claimable
+        # Not before half of what was leased in advance has begun: few claims of many events.
+        if claimable <= (0 if self._sharing is None else self._sharing.prefetch // 2):
             # Each worker that gets free wakes the feeder while the store has due events.
             self._store_has_due, self._next_due_at = True, inf
             await trio.lowlevel.checkpoint()
@@ -423,7 +429,7 @@ class WorkerPool:
         if self._limited_waits and free_workers <= 0 and self._ahead is None:
             free_workers = 1
         due, waiting = await self._claimer.claim_due(
-            limit=limit, overdue=overdue, free_workers=free_workers
+            limit=int(min(FEED_LIMIT, claimable)), overdue=overdue, free_workers=free_workers
         )
         self._limited_waits = due.limited
         self._next_due_at = inf if due.next_due_at is None else due.next_due_at

@@ -3,12 +3,13 @@
 A process leases the events that it accepts and keeps them in memory. That is the fastest way while
 all processes are busy. A process that has had free workers for a second, while others hold events
 that they have not begun, *asks for work* in the store. The others notice within
-:data:`POLL_SECONDS`. For :data:`SHARE_SECONDS` they release events that they have not begun, and
-lease no more events than they have free workers for. The rest waits in the store, where each
-process claims it.
+:data:`POLL_SECONDS`. For :data:`SHARE_SECONDS` they lease only as many events as they have free
+workers for, and in addition what their workers finish in :data:`PREFETCH_SECONDS`. They release the
+other events that they have not begun: these wait in the store, where each process claims them.
 """
 
 from collections.abc import Callable
+from math import inf
 from typing import Protocol
 
 import trio
@@ -31,13 +32,25 @@ IDLE_SECONDS = 1.0
 #: The time in seconds for which work is shared after a process has asked.
 SHARE_SECONDS = 60.0
 
+#: How much work a process may lease in advance while it shares: what its workers finish in this
+#: time, in seconds. Without any, each run of a fast handler needs a claim of its own.
+PREFETCH_SECONDS = 0.1
+
 
 class SharedPool(Protocol):
     """The part of the worker pool that sharing uses."""
 
+    #: How many runs have ended since the start.
+    ended_runs: int
+
     @property
     def has_spare_workers(self) -> bool:
         """Whether workers are free, and nothing waits for them in memory or in the store."""
+        ...
+
+    @property
+    def depth(self) -> int:
+        """How many events wait in memory."""
         ...
 
     async def release_waiting(self) -> int:
@@ -69,6 +82,10 @@ class Sharing:
         #: Whether a process has asked for work. It then shares its own events, as all other
         #: processes do.
         self.is_wanted: bool = False
+        #: How many events this process may lease beyond those that its workers are free for.
+        self.prefetch: int = 0
+        self._polled_at = -inf
+        self._ended_runs = 0
 
     async def run(self) -> None:
         """Poll until cancelled; retry after a failure of the store."""
@@ -88,6 +105,7 @@ class Sharing:
         """
         now = trio.current_time()
         was_wanted = self.is_wanted
+        self._measure(now)
         self.is_wanted = await self._inbox.is_work_wanted(now=self._clock())
         if self._pool.has_spare_workers:
             if self._idle_since is None:
@@ -96,6 +114,14 @@ class Sharing:
                 await self._inbox.ask_for_work(seconds=SHARE_SECONDS, now=self._clock())
             return
         self._idle_since = None
-        if self.is_wanted and (released := await self._pool.release_waiting()):
+        if not self.is_wanted or self._pool.depth <= self.prefetch:
+            return
+        if released := await self._pool.release_waiting():
             level = _log.debug if was_wanted else _log.info
             level("queue.shared", events=released)
+
+    def _measure(self, now: float) -> None:
+        ended = self._pool.ended_runs
+        seconds = max(POLL_SECONDS, now - self._polled_at)
+        self.prefetch = int((ended - self._ended_runs) / seconds * PREFETCH_SECONDS)
+        self._polled_at, self._ended_runs = now, ended

@@ -83,6 +83,33 @@ async def test_a_single_process_keeps_its_accepted_events(autojump_clock):
     assert len(handled) == 50
 
 
+async def test_fast_runs_need_few_claims_while_another_process_asks(autojump_clock, monkeypatch):
+    handled, claims = [], []
+    bench, other = two_processes(handled, 0.001)
+    take_due = bench.inbox.take_due
+
+    async def take_and_count(**keywords):
+        claims.append(trio.current_time())
+        return await take_due(**keywords)
+
+    monkeypatch.setattr(bench.inbox, "take_due", take_and_count)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(bench.queue.run)
+        for number in range(12800):
+            if number % 64 == 0:  # four thousand events a second, in bursts
+                await trio.sleep(0.016)
+            await bench.queue.accept(arrival(webhook_id=f"m{number}"))
+            if number == 63:
+                await other.inbox.ask_for_work(seconds=600, now=trio.current_time())
+                assert await other.inbox.is_work_wanted(now=trio.current_time())
+        await trio.sleep(1)
+        bench.queue.close()
+    assert len(handled) == 12800
+    # At first the rate of the runs is unknown.
+    late = [at for at in claims if at > 1.0]
+    assert len(late) < 300, len(late)
+
+
 @pytest.mark.parametrize(
     ("keys", "shared"),
     [
