@@ -17,7 +17,6 @@ from typing import Any
 import attrs
 import msgspec
 
-from ..base.text import storable
 from .states import REPLAYABLE as REPLAYABLE
 from .states import UNFINISHED as UNFINISHED
 from .states import DeliveryState as DeliveryState
@@ -68,8 +67,8 @@ class NewDelivery(msgspec.Struct, frozen=True, gc=False):
     verified it, "" for the host's, ``@NAME`` for a source's. ``address`` is the sender's, if known;
     it is stored if the body differs from the first one of its key.
 
-    Half of a surrogate pair in ``webhook_id``, ``type`` or ``subject`` becomes U+FFFD, as in the
-    data of an event: no store can hold it.
+    No text of it has half of a surrogate pair, which no store can hold
+    (:func:`~sdk_trio.base.text.storable`).
     """
 
     webhook_id: str
@@ -82,17 +81,6 @@ class NewDelivery(msgspec.Struct, frozen=True, gc=False):
     tenant_id: str | None = None
     signer: str = ""
     address: str | None = None
-
-    def __post_init__(self) -> None:
-        subject = self.subject
-        if (
-            self.webhook_id.isascii()
-            and self.type.isascii()
-            and (subject is None or subject.isascii())
-        ):
-            return
-        for name in ("webhook_id", "type", "subject"):
-            msgspec.structs.force_setattr(self, name, storable(getattr(self, name)))
 
     @property
     def key(self) -> str:

@@ -6,7 +6,7 @@ Cancellation does *not* undo a write: the write is finished, then ``Cancelled`` 
 cancellation, or after the error that the store does not answer, a method may have taken leases that
 its caller does not know of. The next ``renew`` gives them up, or they expire. Every ``async``
 method raises :class:`~sdk_trio.errors.StoreUnavailableError` while the store is unavailable.
-Half of a surrogate pair in any text is stored, and looked up, as U+FFFD.
+Half of a surrogate pair in any text is stored, and looked up, as U+FFFD; a new delivery has none.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence

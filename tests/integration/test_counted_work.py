@@ -25,6 +25,7 @@ import attrs
 import pytest
 import trio
 from support.deliveries import settings
+from support.keyed import ByKey
 from support.postgres import running_server
 from support.postgres_work import forget_blocks
 from support.serving import PATH, signed
@@ -285,7 +286,7 @@ async def test_a_lone_delivery_costs_no_more_round_trips_on_postgresql_than_it_d
         )
         return waits, statements
 
-    async def measure(inbox: PostgresInbox, number: int) -> dict[str, tuple[int, int]]:
+    async def measure(inbox: ByKey, number: int) -> dict[str, tuple[int, int]]:
         def delivery(name: str) -> NewDelivery:
             return NewDelivery(f"{name}-{number}", "order.paid", b"{}", 7, 1000.0)
 
@@ -318,7 +319,7 @@ async def test_a_lone_delivery_costs_no_more_round_trips_on_postgresql_than_it_d
     try:
         # psycopg prepares a statement after five executions.
         for number in range(8):
-            counted = await measure(inbox, number)
+            counted = await measure(ByKey(inbox), number)
     finally:
         with trio.move_on_after(30, shield=True):
             await inbox.close()

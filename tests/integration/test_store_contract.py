@@ -11,6 +11,7 @@ from msgspec.structs import asdict, replace
 from support.postgres import FURTHER_VERSIONS
 from support.stores import Stores, delivery
 
+from sdk_trio.base.text import storable
 from sdk_trio.errors import EventTakenOverError, StoreUnavailableError
 from sdk_trio.records.deliveries import (
     Admission,
@@ -528,10 +529,10 @@ async def test_half_of_a_surrogate_pair_is_stored_as_the_replacement_character(
     """JSON can bring it into any text, and no database takes it."""
     inbox: Inbox = (await stores.open()).raw
     odd, stored = "a\ud800z", "a\ufffdz"
-    incoming = NewDelivery(odd, odd, b"{}", 7, 1000.0, subject=odd)
+    incoming = storable(NewDelivery(odd, odd, b"{}", 7, 1000.0, subject=odd))
     lease = (await inbox.accept(incoming, leased=True)).lease
     assert lease is not None
-    again = NewDelivery(odd, odd, b"{}", 7, 1001.0, subject=odd)
+    again = storable(NewDelivery(odd, odd, b"{}", 7, 1001.0, subject=odd))
     assert (await inbox.accept(again, leased=False)).admission is Admission.QUEUED
     record = await inbox.get(odd)
     assert record is not None
@@ -546,7 +547,7 @@ async def test_half_of_a_surrogate_pair_is_stored_as_the_replacement_character(
         (stored, stored)
     ]
     assert await inbox.replay([odd]) == [stored]
-    await inbox.park(NewDelivery("p" + odd, "t", b"{}", 7, 1000.0), odd)
+    await inbox.park(storable(NewDelivery("p" + odd, "t", b"{}", 7, 1000.0)), odd)
     parked = await inbox.get("p" + odd)
     assert parked is not None
     assert parked.last_error == stored

@@ -332,8 +332,12 @@ class MemoryInbox:
             delivery.owner if delivery.signer else delivery.tenant_id,
             held,
         )
-        if leased:
-            self._lease(row, now)
+        lease = None
+        if leased:  # as `_lease`, without its call
+            self._rows.last_token += 1
+            lease = Lease(key, self._rows.last_token)
+            row.token, row.owner = lease.token, self._terms.owner
+            row.until = now + self._terms.lease_seconds
         self._rows.add(row)
         self._own_changes += 1
         if self._rows.overflowed and not self._warned:
@@ -345,7 +349,7 @@ class MemoryInbox:
                 hint="the oldest finished ids, or dead and parked events, are forgotten for want "
                 "of space; Storage:Backend Sqlite keeps them",
             )
-        return row.lease
+        return lease
 
     def _lease(self, row: MemoryRow, now: float) -> None:
         self._rows.last_token += 1
@@ -416,14 +420,15 @@ class MemoryInbox:
         return True
 
     async def finish(self, lease: Lease, outcome: Outcome, *, now: float) -> bool:
-        row = self._current(lease)
+        by_key = self._rows.by_key
+        row = by_key.get(lease.key)
         # An inline run is part of a request, which has its own checkpoints; a worker's run has only
         # this one.
         if row is None or row.queued:
             await trio.lowlevel.checkpoint()
-            row = self._current(lease)
+            row = by_key.get(lease.key)
         self._require_open()
-        if row is None:
+        if row is None or row.token != lease.token:
             return False
         if outcome != _WELL:
             outcome = storable(outcome)
