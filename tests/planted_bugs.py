@@ -494,12 +494,11 @@ def claim_believed_before_commit() -> Any:
     """The end of an inline run relies on a claim that is still being committed."""
     finish = UnawaitedClaims.finish
 
-    async def believing(self: Any, key: str, *arguments: Any, **named: Any) -> None:
-        run = self.runs[key]
+    async def believing(self: Any, run: Any, *arguments: Any, **named: Any) -> bool:
         if run.claim.value is not None and not run.claim.finished:
             # A failure of the commit changes only the original.
-            self.runs[key] = run._replace(claim=copy.copy(run.claim))
-        await finish(self, key, *arguments, **named)
+            run.claim = copy.copy(run.claim)
+        return await finish(self, run, *arguments, **named)
 
     return patch.object(UnawaitedClaims, "finish", believing)
 

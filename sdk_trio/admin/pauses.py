@@ -56,16 +56,24 @@ class PauseAnswerer:
         return document(200, await self._shown_active())
 
     async def pause(self, body: bytes, address: str | None) -> Reply:
-        """Pause the events of a glob; return all pauses. Answer 409 if ``until`` has passed.
+        """Pause the events of a glob; return all pauses.
+
+        Answer 404 if the source has no settings, as its pause would hold nothing, and 409 if
+        ``until`` has passed.
 
         Raises:
-            BadQueryError: the request is not understood, or the source is not configured.
+            BadQueryError: the request is not understood.
         """
         wanted: PauseRequest = parse_request(body, PauseRequest)
         check_line("reason", wanted.reason, LONGEST_REASON)
         if (wrong := glob_problem(wanted.type)) is not None:
             raise BadQueryError(f"type: {wrong}")
-        self._check_configured(wanted.source)
+        check_source(wanted.source)
+        known = self._observed.source_names()
+        if wanted.source is not None and wanted.source not in known:
+            await trio.lowlevel.checkpoint()
+            names = ", ".join(known) or "none"
+            return problem(404, f"source: Sdk:Sources has no such source; it has {names}")
         given = {} if wanted.until is None else {"until": wanted.until}
         until, now = parse_moment(given, "until"), self._clock()
         if until is not None and until <= now:
@@ -100,13 +108,6 @@ class PauseAnswerer:
             return problem(404, "this type is not paused")
         self._actions.note("resume", actor=actor, address=address, ids=ended)
         return document(200, await self._shown_active())
-
-    def _check_configured(self, source: str | None) -> None:
-        """Raise :class:`BadQueryError` for a source without settings: its pause holds nothing."""
-        known = self._observed.source_names()
-        if source is not None and source not in known:
-            names = ", ".join(known) or "none"
-            raise BadQueryError(f"source: Sdk:Sources has no such source; it has {names}")
 
     async def _shown_active(self) -> list[dict[str, Any]]:
         return list(map(_shown, await self._inbox.pauses(now=self._clock())))

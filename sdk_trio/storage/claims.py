@@ -163,7 +163,7 @@ class UnawaitedClaims:
 
     def keep(self, held: Collection[Lease]) -> None:
         """Give up the runs whose leases are not among those ``held``."""
-        for run in set(self.runs.values()).difference(held):
+        for run in [run for run in self.runs.values() if run not in held]:
             self.drop(run)
 
     def _give_back(self, run: UnawaitedLease, *, is_recorded: bool = False) -> None:

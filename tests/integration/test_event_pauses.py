@@ -77,7 +77,7 @@ async def test_impossible_pauses_and_resumes_are_refused():
 async def test_a_source_that_is_not_configured_cannot_be_paused_but_can_be_resumed():
     async with administered(Sources=settings_of()) as admin:
         refused = await post(admin, "pause", type="*", source="strpie")
-        assert refused.status_code == 400
+        assert refused.status_code == 404
         assert "Sdk:Sources has no such source; it has " in refused.text
         assert "stripe" in refused.text
         assert (await admin.get("/api/pauses", TOKEN)).json() == []

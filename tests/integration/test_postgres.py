@@ -161,7 +161,7 @@ async def test_two_hosts_never_lead_at_once(
                 await nursery.start(host("two", two).run)
                 # The database is unavailable only to the leader: it stops leading before the other
                 # begins.
-                monkeypatch.setattr(one, "lead", away)
+                monkeypatch.setattr(one.raw, "lead", away)
                 await until(lambda: seen == [("one", 1), ("two", 2)])
                 monkeypatch.undo()
                 nursery.cancel_scope.cancel()
@@ -389,7 +389,7 @@ async def test_of_two_hosts_that_claim_in_one_lane_the_second_waits_and_finds_ot
                 with address.transaction(second):
                     accept(second, "later")
                 taking.enter_context(address.transaction(second))
-                claimed = leases.claim_due(
+                due, _ = leases.claim_due(
                     PostgresTransaction(second, dialect),
                     terms,
                     leases.PollCursor(),
@@ -397,7 +397,7 @@ async def test_of_two_hosts_that_claim_in_one_lane_the_second_waits_and_finds_ot
                     now=1001.0,
                     overdue=True,
                 )
-                assert [record.key for record in claimed.due.records] == ["later"]
+                assert [record.key for record in due.records] == ["later"]
             await two.accept(delivery("other"), leased=False)
             found: list[str] = []
 

@@ -352,8 +352,8 @@ async def test_a_user_who_owns_nothing_keeps_one_day(store: Store) -> None:
             payload_seconds=DAY,
             server_clock=False,
         )
-        await run(inbox, "old", 100)
-        await run(inbox, "new", 4 * DAY)
+        await run(ByKey(inbox), "old", 100)
+        await run(ByKey(inbox), "new", 4 * DAY)
         assert (await inbox.purge(now=4 * DAY)).finished == 1
         assert await keys_in(inbox) == ["new"]
         await inbox.close()

@@ -15,8 +15,8 @@ from support.keyed import ByKey
 
 from sdk_trio.errors import StoreLostError, StoreUnavailableError, StoreVersionError
 from sdk_trio.records.deliveries import Admission, DeliveryState, Done, NewDelivery, Retry
-from sdk_trio.storage import commit as committer_module
 from sdk_trio.storage import inbox as inbox_module
+from sdk_trio.storage import silence
 from sdk_trio.storage.admission import LeaseTerms
 from sdk_trio.storage.engines.files import StoreFile
 from sdk_trio.storage.inbox import PURGE_CHUNK
@@ -350,7 +350,7 @@ async def test_a_crashed_thread_leaves_no_task_waiting(inbox: SqliteInbox) -> No
 async def test_a_cancelled_caller_leaves_a_hanging_disk_and_the_write_is_finished(
     inbox: SqliteInbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(committer_module, "STALL_SECONDS", 0.05)
+    monkeypatch.setattr(silence, "STALL_SECONDS", 0.05)
     hang = threading.Event()
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
