@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+import threading
+import time
 
 import apsw
 import pytest
@@ -73,6 +75,23 @@ def test_a_seed_is_the_same_in_every_process_after_whatever_seeds():
     other = digests("2", reversed(KINDS))
     assert one == other
     assert len(set(one.values())) == len(KINDS)
+
+
+def test_another_thread_that_sleeps_changes_nothing():
+    plan, ended = make_plan(9, World(), TYPES), threading.Event()
+    alone = run(plan).digest
+
+    def sleep_until_it_ends():
+        while not ended.is_set():
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=sleep_until_it_ends, daemon=True)
+    thread.start()
+    try:
+        assert run(plan).digest == alone
+    finally:
+        ended.set()
+        thread.join()
 
 
 def test_a_story_has_no_directory_of_this_machine():

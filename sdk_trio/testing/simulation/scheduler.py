@@ -28,6 +28,8 @@ _PRIVATE: tuple[tuple[Any, tuple[str, ...]], ...] = (
 )
 
 
+_SLEEP_UNTIL = trio.sleep_until
+
 #: After this many rounds of the scheduler at one virtual time, tasks are considered livelocked.
 MOST_ROUNDS = 20_000
 
@@ -81,6 +83,11 @@ class Timers:
         }
         vars(clock).update(replaced)
 
+    def run_here(self) -> bool:
+        """Return whether the caller belongs to the simulation, and to no other thread."""
+        runner = getattr(_run.GLOBAL_RUN_CONTEXT, "runner", None)
+        return runner is not None and runner.clock is self.clock
+
     def jump(self, seconds: float) -> None:
         """Let ``seconds`` pass; 0 or more."""
         self.now += seconds
@@ -109,6 +116,9 @@ class Timers:
 
     async def sleep_until(self, deadline: float) -> None:
         """See ``trio.sleep_until``."""
+        if not self.run_here():
+            await _SLEEP_UNTIL(deadline)
+            return
         if math.isnan(deadline):
             raise ValueError("deadline must not be NaN")
         if deadline <= self.now:
@@ -127,7 +137,7 @@ class Timers:
         """See ``trio.sleep``."""
         if seconds < 0:
             raise ValueError("`seconds` must be non-negative")
-        await self.sleep_until(self.now + seconds)
+        await self.sleep_until(trio.current_time() + seconds)
 
     @contextmanager
     def in_use(self) -> Iterator[None]:

@@ -16,6 +16,8 @@ from ...base import clock
 from ...storage.sql import leases
 from .scheduler import Timers
 
+_SLEEP = time.sleep
+
 #: The wall clock at the beginning of each simulation, in Unix seconds: 2026-01-01, midnight UTC.
 BEGIN = 1_767_225_600.0
 
@@ -44,8 +46,14 @@ class VirtualTime:
         return BEGIN + self._timers.now + self._offset_of()
 
     def sleep(self, seconds: float) -> None:
-        """Let ``seconds`` pass while the caller blocks; no other task runs meanwhile."""
-        self._timers.jump(max(0.0, seconds))
+        """Let ``seconds`` pass while the caller blocks; no other task runs meanwhile.
+
+        Another thread of the program, which the simulation does not know, sleeps for real.
+        """
+        if self._timers.run_here():
+            self._timers.jump(max(0.0, seconds))
+        else:
+            _SLEEP(seconds)
 
     def nanoseconds(self) -> int:
         """Return :meth:`now` in nanoseconds."""
