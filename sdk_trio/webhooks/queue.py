@@ -127,7 +127,7 @@ class WorkerPool:
         self._run_ended = Bell()
         self._feeder_blocked = False
         self._closed = False
-        #: How many runs of workers have ended since the start.
+        #: The number of workers' runs that have ended since the start.
         self.ended_runs = 0
         # No deadline: it ends with the workers, for which Trio waits in any case. While a plain
         # function runs in its thread, no other process may claim its event.
@@ -184,7 +184,7 @@ class WorkerPool:
 
     @property
     def _claimable(self) -> float:
-        """How many more events this process may lease; infinite while it shares none."""
+        """The number of events this process may still lease; infinite while it shares none."""
         if self._sharing is None or not self._sharing.is_wanted:
             return inf
         return self._free_workers + self._sharing.prefetch

@@ -32,7 +32,7 @@ IDLE_SECONDS = 1.0
 #: The time in seconds for which work is shared after a process has asked.
 SHARE_SECONDS = 60.0
 
-#: How much work a process may lease in advance while it shares: what its workers finish in this
+#: The work that a process may lease in advance while it shares: what its workers finish in this
 #: time, in seconds. Without any, each run of a fast handler needs a claim of its own.
 PREFETCH_SECONDS = 0.1
 
@@ -40,7 +40,7 @@ PREFETCH_SECONDS = 0.1
 class SharedPool(Protocol):
     """The part of the worker pool that sharing uses."""
 
-    #: How many runs have ended since the start.
+    #: The number of runs that have ended since the start.
     ended_runs: int
 
     @property
@@ -50,7 +50,7 @@ class SharedPool(Protocol):
 
     @property
     def depth(self) -> int:
-        """How many events wait in memory."""
+        """The number of events that wait in memory."""
         ...
 
     async def release_waiting(self) -> int:
@@ -82,7 +82,7 @@ class Sharing:
         #: Whether a process has asked for work. It then shares its own events, as all other
         #: processes do.
         self.is_wanted: bool = False
-        #: How many events this process may lease beyond those that its workers are free for.
+        #: The number of events to lease beyond those that workers are free for.
         self.prefetch: int = 0
         self._polled_at = -inf
         self._ended_runs = 0

@@ -16,8 +16,6 @@ from ...base import clock
 from ...storage.sql import leases
 from .scheduler import Timers
 
-_SLEEP = time.sleep
-
 #: The wall clock at the beginning of each simulation, in Unix seconds: 2026-01-01, midnight UTC.
 BEGIN = 1_767_225_600.0
 
@@ -36,6 +34,7 @@ class VirtualTime:
         #: The clock for ``trio.run``.
         self.trio_clock: trio.testing.MockClock = self._timers.clock
         self._offset_of = offset_of
+        self._system = clock.current()
 
     def now(self) -> float:
         """Return the virtual seconds since the beginning."""
@@ -53,7 +52,7 @@ class VirtualTime:
         if self._timers.run_here():
             self._timers.jump(max(0.0, seconds))
         else:
-            _SLEEP(seconds)
+            self._system.sleep(seconds)
 
     def nanoseconds(self) -> int:
         """Return :meth:`now` in nanoseconds."""
