@@ -28,6 +28,8 @@ from typing import Annotated, Any, Final, Union, get_args, get_origin, get_type_
 import attrs
 import msgspec
 
+from ..base.text import storable
+
 #: Nesting of arrays and objects. Real payloads nest 6 deep; the interpreter's own limit depends on
 #: its version and the stack.
 MAX_DEPTH: Final = 256
@@ -36,7 +38,6 @@ MAX_DEPTH: Final = 256
 MAX_NUMBER_LENGTH: Final = 4300
 
 _BOM: Final = b"\xef\xbb\xbf"
-_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 _next_token = re.compile(
     rb"""[ \t\n\r]*+(?:
@@ -185,7 +186,7 @@ def _without_encoded_surrogates(raw: bytes) -> bytes:
         text = raw.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:
         raise NotJsonError("not in UTF-8") from None
-    return _SURROGATE.sub("\ufffd", text).encode()
+    return storable(text).encode()
 
 
 def _build_decoder(kind: Any) -> msgspec.json.Decoder[Any]:

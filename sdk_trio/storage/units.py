@@ -1,7 +1,7 @@
 """Units of work, and batches of them: many units in one transaction.
 
 A batch is committed as a whole. If a unit raises, the batch is rolled back and each unit runs in a
-transaction of its own, so that only the one that raises fails. Everything here runs in the thread
+transaction of its own, so that only the one that raises fails. Batches are committed in the thread
 of the engine.
 """
 

@@ -1,6 +1,7 @@
 """Catch-up by state after outages in which the upstream disabled the endpoint."""
 
 import random
+from typing import Any
 
 import pytest
 import trio
@@ -401,14 +402,20 @@ async def test_ordinary_deliveries_are_accepted_while_a_catch_up_waits_for_the_w
         assert upstream.organization.enabled
 
 
+def give_acme_an_organization(place: Any) -> tuple[Any, Any]:
+    """Replace the upstream by one with two organizations; return the host's and the tenant's."""
+    organizations = {"a-token-for-tests": "org_host", "token-of-acme": "org_acme"}
+    place.upstream = SendingUpstream(organizations=organizations, clock=place.clock)
+    host, acme = place.upstream.organizations.values()
+    acme.target = "https://receiver.example/hooks/sdk/acme"
+    return host, acme
+
+
 async def test_each_tenant_is_read_with_its_own_token_and_the_host_by_organization(monkeypatch):
     monkeypatch.setenv("ACME_TOKEN", "token-of-acme")
     async with shop(MultiTenant__Enabled=True) as place:
-        organizations = {"a-token-for-tests": "org_host", "token-of-acme": "org_acme"}
-        upstream = SendingUpstream(organizations=organizations, clock=place.clock)
-        place.upstream = upstream
-        host, acme = upstream.organizations.values()
-        acme.target = "https://receiver.example/hooks/sdk/acme"
+        host, acme = give_acme_an_organization(place)
+        upstream = place.upstream
         async with place.running():
             service = place.runtime.receiver.tenancy.service
             credentials = TenantCredentials(access_token=EnvironmentVariable("ACME_TOKEN"))
@@ -445,11 +452,8 @@ async def test_a_token_that_is_revoked_in_a_catch_up_stops_only_its_tenant(tmp_p
     file.write_text("token-of-acme")
     file.chmod(0o600)
     async with shop(MultiTenant__Enabled=True) as place:
-        organizations = {"a-token-for-tests": "org_host", "token-of-acme": "org_acme"}
-        upstream = SendingUpstream(organizations=organizations, clock=place.clock)
-        place.upstream = upstream
-        host, acme = upstream.organizations.values()
-        acme.target = "https://receiver.example/hooks/sdk/acme"
+        host, acme = give_acme_an_organization(place)
+        upstream = place.upstream
         async with place.running():
             service = place.runtime.receiver.tenancy.service
             credentials = TenantCredentials(access_token=KeyFile(str(file)))

@@ -251,10 +251,9 @@ class Auditor:
             self.find("failed", f"a process has ended: {error}")
 
     def _may_repeat(self, run: HandlerRun, machine: str) -> bool:
-        """Return whether another run may begin on ``machine`` after one that has succeeded, and
-        whose outcome was not reported as recorded.
+        """Return whether another run may begin on ``machine`` after one that has succeeded.
 
-        Only the host of that run could record its outcome.
+        The outcome of that run was not reported as recorded, and only its own host could record it.
         """
         if run.machine != machine and self.remembers(run.machine, run.key):
             # Only its own process remembers an inline outcome that the store has not recorded.
