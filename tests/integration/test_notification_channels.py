@@ -14,6 +14,7 @@ import pytest
 import trio
 from support.notifications import (
     EMAIL,
+    OWN_HOST,
     PHONE,
     SECRET,
     VARIABLES,
@@ -324,7 +325,7 @@ async def no_http(provider, stream):
     [reset_at_once, reset_in_the_middle, reset_after, close_after, half_a_head, no_http],
 )
 async def test_an_answer_that_never_came_leaves_it_unknown(channel, behave):
-    async with fake_provider(behave=behave) as provider:
+    async with fake_provider(behave=behave, host=OWN_HOST) as provider:
         assert isinstance(await send(channel, options(provider.url)), Ambiguous)
     assert provider.connections == 1  # there was no silent retry
 
@@ -375,7 +376,7 @@ async def answer_and_garble(provider, stream):
 
 @pytest.mark.parametrize("behave", [answer_and_drip, answer_and_break, answer_and_garble])
 async def test_a_2xx_head_means_accepted_regardless_of_the_body(behave):
-    async with fake_provider(behave=behave) as provider:
+    async with fake_provider(behave=behave, host=OWN_HOST) as provider:
         assert await send("webhook", options(provider.url, timeout_seconds=20)) == Sent()
     assert provider.connections == 1
 

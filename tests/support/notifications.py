@@ -1,9 +1,11 @@
 """Transitions to announce, and settings of channels."""
 
+import os
 import socket
 import threading
 import time
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import attrs
@@ -30,6 +32,8 @@ VARIABLES = {
     "SMS_AUTH_TOKEN": "test-token-of-sms",
     "SDK_WEBHOOK_SECRET": SECRET,
 }
+#: An address of loopback that no other process of the tests calls.
+OWN_HOST = "127.{}.{}.2".format(*divmod(256 + os.getpid() % 60_000, 256))
 EMAIL, PHONE = "manager@acme.example", "+15551234567"
 OCCURRED_AT = 1_800_000_000.25
 
@@ -102,13 +106,14 @@ class FakeProvider:
     """Responds with ``answer`` after reading a request; see :func:`fake_provider`."""
 
     answer: bytes = b""
+    host: str = "127.0.0.1"
     port: int = 0
     requests: list = attrs.Factory(list)
     connections: int = 0
 
     @property
     def url(self):
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.host}:{self.port}"
 
 
 def http_answer(status, body=b"", **headers):
@@ -133,9 +138,13 @@ async def read_request(stream):
 
 
 @asynccontextmanager
-async def fake_provider(answer=b"", behave=None):
-    """Serve a provider on loopback; ``behave(provider, stream)`` replaces its behaviour."""
-    provider = FakeProvider(answer)
+async def fake_provider(answer=b"", behave=None, host=None):
+    """Serve a provider on loopback; ``behave(provider, stream)`` replaces its behaviour.
+
+    A test that counts connections gives :data:`OWN_HOST`: on the usual address, a test of another
+    process that calls a port which was closed there can reach the same port here.
+    """
+    provider = FakeProvider(answer, host or "127.0.0.1")
 
     async def handle(stream):
         provider.connections += 1
@@ -154,7 +163,7 @@ async def fake_provider(answer=b"", behave=None):
                 await trio.aclose_forcefully(stream)
 
     async with trio.open_nursery() as nursery:
-        listeners = await nursery.start(trio.serve_tcp, handle, 0)
+        listeners = await nursery.start(partial(trio.serve_tcp, handle, 0, host=host))
         provider.port = listeners[0].socket.getsockname()[1]
         yield provider
         nursery.cancel_scope.cancel()
