@@ -38,11 +38,11 @@ from sdk_trio.records.deliveries import (
     NewDelivery,
     Retry,
 )
-from sdk_trio.storage import admission, inbox, known_keys, units
-from sdk_trio.storage.claims import UnawaitedClaims
+from sdk_trio.storage import admission, commit, inbox, known_keys
 from sdk_trio.storage.engines import sqlite as engine
 from sdk_trio.storage.sql import deliveries, leases, policies
 from sdk_trio.storage.sqlite_inbox import SqliteInbox
+from sdk_trio.storage.unawaited import UnawaitedClaims
 from sdk_trio.tenants.service import TenantCache, TenantService
 from sdk_trio.testing import MockUpstream, World
 from sdk_trio.testing.simulation.plan import Arrival, Fault, SimulationPlan, Trouble, make_plan
@@ -232,7 +232,7 @@ def failed_commit_acknowledged() -> Any:
 
 def failed_batch_succeeds() -> Any:
     """The callers of a failed batch are not notified."""
-    return patch.object(units, "_fail", lambda *_: None)
+    return patch.object(commit, "_fail", lambda *_: None)
 
 
 def no_poll() -> Any:

@@ -190,14 +190,19 @@ class Lease(msgspec.Struct, eq=False, gc=False):
     """The ownership of one run: a claim returns it, and every later operation on the run names it.
 
     ``key`` is the delivery's. The token is new with each claim: an operation whose token is not the
-    current one changes nothing. ``sequence`` and ``start`` (a start that may not be recorded yet)
-    belong to the store.
+    current one changes nothing. ``sequence`` and ``start`` belong to the store: ``start`` is its
+    ``UnawaitedStart`` while the start of the run may not be recorded yet, which the outcome records
+    again; else None.
     """
 
     key: str
     token: int
     sequence: int = 0
     start: Any = None
+
+    def renew_as(self, other: "Lease") -> None:
+        """Become the lease ``other`` of the same delivery, for all that have this object."""
+        self.token, self.sequence, self.start = other.token, other.sequence, None
 
 
 class Admitted(msgspec.Struct, frozen=True, gc=False):

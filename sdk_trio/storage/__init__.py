@@ -9,8 +9,8 @@ To read this package, follow one delivery:
 4. ``commit.py``: the thread that commits the work of all tasks; ``readers.py``: queries;
    ``sql/methods.py`` and ``inbox.py``: the methods that SQLite and PostgreSQL share.
 5. ``sql/leases.py``: which process runs a delivery; ``sql/policies.py``: limits of handlers.
-6. ``known_keys.py``, ``claims.py``: how SQLite saves a commit for most inline deliveries;
-   ``effects.py``; ``sqlite_inbox.py`` and ``postgres_inbox.py`` add what differs.
+6. ``unawaited.py``, ``known_keys.py``, ``claims_file.py``: how SQLite saves a commit for most
+   deliveries; ``effects.py``; ``sqlite_inbox.py`` and ``postgres_inbox.py`` add what differs.
 7. ``engines/``: connections, failures of disks and servers. ``memory/``: a store without SQL.
    ``sql/days.py``, ``history.py``: history by days on PostgreSQL.
 

@@ -6,7 +6,7 @@ A read sees every change whose method has returned.
 A caller holds the lease of each run. If the caller of a claim is cancelled, no one holds the lease,
 so the next renewal gives it up.
 
-Cancellation: a write that has begun is finished, see ``storage.silence``; a read is interrupted.
+Cancellation: a write that has begun is finished, see ``storage.commit``; a read is interrupted.
 """
 
 from abc import ABC, abstractmethod
@@ -32,7 +32,7 @@ from ..records.deliveries import (
 )
 from ..records.policies import ClaimLimits
 from .admission import LeaseTerms
-from .commit import CLOSE_SECONDS, GroupCommit
+from .commit import CLOSE_SECONDS, GroupCommit, GroupedWork, Unit
 from .effects import Effects
 from .readers import ReaderPool
 from .sql import arrivals, deliveries, leases, policies, reads
@@ -40,7 +40,6 @@ from .sql.deliveries import Arriving, RunEnd, RunStart
 from .sql.dialect import Row, SqlTransaction
 from .sql.leases import PollCursor, new_token
 from .sql.methods import SqlPart, committed, committed_by_owner, on_reader
-from .units import Kind, Unit
 
 if TYPE_CHECKING:
     # Most receivers have no tenants, and start without these modules.
@@ -60,7 +59,7 @@ LATE_SECONDS = 1.0
 
 
 class UnawaitedStart(NamedTuple):
-    """A start that was posted to the commit thread, and may not be recorded yet.
+    """A start that was posted to the commit thread, and may not be recorded yet: ``Lease.start``.
 
     It is recorded again with the outcome; it counts once.
     """
@@ -84,14 +83,14 @@ class SqlInbox(SqlPart, ABC):
     def __init__(self, terms: LeaseTerms, commits: GroupCommit, readers: ReaderPool) -> None:
         super().__init__(terms, commits, readers)
         self._poll_cursor = PollCursor()
-        # Tokens of claims whose callers wait, and of ends that are not awaited: a renewal must not
-        # give them up.
-        self._pending: set[int] = set()
-        # Made once: the commit thread recognizes work of one kind by having the same object.
-        self._accepting: Kind = lambda tx, items: deliveries.accept_all(tx, terms, items)
-        self._claiming: Kind = lambda tx, items: deliveries.claim_all(tx, terms, items)
-        self._starting: Kind = lambda tx, items: deliveries.start_all(tx, terms, items)
-        self._ending: Kind = lambda tx, items: deliveries.end_all(tx, terms, items)
+        # Tokens that a renewal must not give up: those of claims whose callers wait (_admit), and
+        # of ends that are not awaited (UnawaitedEnds).
+        self._pending_tokens: set[int] = set()
+        # Made once: the commit thread recognizes the same work by having the same object.
+        self._accepting: GroupedWork = lambda tx, items: deliveries.accept_all(tx, terms, items)
+        self._claiming: GroupedWork = lambda tx, items: deliveries.claim_all(tx, terms, items)
+        self._starting: GroupedWork = lambda tx, items: deliveries.start_all(tx, terms, items)
+        self._ending: GroupedWork = lambda tx, items: deliveries.end_all(tx, terms, items)
 
     @property
     def inbox(self) -> Self:
@@ -153,13 +152,13 @@ class SqlInbox(SqlPart, ABC):
         self, kind: Any, key: str, token: int | None, item: Any, *, durable: bool = True
     ) -> Admitted:
         if token is not None:
-            self._pending.add(token)
+            self._pending_tokens.add(token)
         admitted: Admitted
         try:
             admitted, sequence = await self._commits.gather(kind, key, item, durable=durable)
         finally:
             if token is not None:
-                self._pending.discard(token)
+                self._pending_tokens.discard(token)
         if token is None or sequence is None:
             return admitted
         lease = Lease(key, token, sequence)
@@ -193,21 +192,24 @@ class SqlInbox(SqlPart, ABC):
         """See :meth:`Inbox.end_unawaited`: False where every end is awaited."""
         return False
 
-    def _end_of(self, lease: Lease, now: float) -> RunEnd:
-        """Return the success of a run, together with its start if that may not be recorded."""
+    def _take_back_start(self, lease: Lease) -> float | None:
+        """Withdraw the start of a run whose end records it, too; return its time.
+
+        None: the start was awaited. Most handlers end before their start is handed over, so both
+        are one change then.
+        """
         start: UnawaitedStart | None = lease.start
         if start is None:
-            return RunEnd(lease.sequence, lease.token, now)
-        # Most handlers end before their start is handed over: both are one change then.
+            return None
         self._commits.withdraw(start.unit)
-        return RunEnd(lease.sequence, lease.token, now, start.run.now)
+        return start.run.now
 
     async def finish(self, lease: Lease, outcome: Outcome, *, now: float) -> bool:
         # Checked first: if it is cancelled here, the posted start is not withdrawn.
         await trio.lowlevel.checkpoint_if_cancelled()
         is_ended: bool
         if isinstance(outcome, Done) and outcome.answer is None and outcome.reason is None:
-            end = self._end_of(lease, now)
+            end = RunEnd(lease.sequence, lease.token, now, self._take_back_start(lease))
             is_ended = await self._commits.gather(self._ending, lease.key, end)
             return is_ended
         terms, start = self._terms, lease.start
@@ -254,7 +256,7 @@ class SqlInbox(SqlPart, ABC):
         return due
 
     async def renew(self, held: Collection[Lease], *, now: float) -> Renewed:
-        terms, held, pending = self._terms, tuple(held), frozenset(self._pending)
+        terms, held, pending = self._terms, tuple(held), frozenset(self._pending_tokens)
         return await self._commits.submit(
             lambda tx: leases.renew(tx, terms, held, pending, now=now)
         )

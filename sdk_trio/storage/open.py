@@ -112,7 +112,7 @@ async def _open(settings: "Settings", owner: str, lease_seconds: float, use: Sto
         )
     if backend == "Sqlite":
         from ..base.private_files import create_data_directory
-        from .claims import CLAIMS_NAME
+        from .claims_file import CLAIMS_NAME
         from .engines.sqlite import TURN_NAME
         from .sql.schema import DATABASE_NAME
         from .sqlite_inbox import SqliteInbox

@@ -25,7 +25,7 @@ from ..base.foreign_errors import causes_of, is_a
 from ..errors import EffectError, StoreUnavailableError
 from ..records.deliveries import Done, Lease, Purged
 from .admission import LeaseTerms
-from .commit import CLOSE_SECONDS, GroupCommit
+from .commit import ANSWER_SECONDS, CLOSE_SECONDS, GroupCommit
 from .effects import (
     SAVEPOINT,
     Effects,
@@ -51,7 +51,6 @@ from .engines.postgres_migration import migrate_postgres
 from .history import History
 from .inbox import SqlInbox
 from .readers import ReaderPool
-from .silence import ANSWER_SECONDS
 from .sql import days, deliveries, reads
 from .sql.dialect import Dialect, SqlTransaction
 from .sql.schema import LATER_POSTGRESQL, statements

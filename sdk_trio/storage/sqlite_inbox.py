@@ -1,8 +1,8 @@
 """The inbox in one SQLite file: durable, and the default.
 
 :class:`SqliteInbox` adds to :class:`SqlInbox` what only SQLite has or lacks: unawaited claims
-(:mod:`storage.claims`), effects of handlers that run in the commit thread, and the clearing of the
-write-ahead log.
+and ends (:mod:`storage.unawaited`), effects of handlers that run in the commit thread, and the
+clearing of the write-ahead log.
 """
 
 import os
@@ -29,7 +29,7 @@ from ..records.deliveries import (
     Renewed,
 )
 from .admission import LeaseTerms
-from .claims import EndedRun, SurelyNew, UnawaitedClaims, UnawaitedEnds, UnawaitedLease
+from .claims_file import InterruptedRun
 from .commit import GroupCommit
 from .effects import (
     SAVEPOINT,
@@ -52,10 +52,11 @@ from .inbox import SqlInbox
 from .known_keys import Version
 from .readers import ReaderPool
 from .sql import deliveries, reads
-from .sql.deliveries import Answer, Arriving
+from .sql.deliveries import Answer, Arriving, RunEnd
 from .sql.dialect import SqlTransaction
 from .sql.leases import new_token
 from .sql.schema import prepare_sqlite
+from .unawaited import SurelyNew, UnawaitedClaims, UnawaitedEnds, UnawaitedLease
 
 T = TypeVar("T")
 
@@ -87,7 +88,7 @@ class SqliteInbox(SqlInbox):
         self._engine = engine
         self._version: Version | None = None
         self._unawaited = UnawaitedClaims(terms, commits, readers)
-        self._ends = UnawaitedEnds(commits, self._ending, self._pending)
+        self._ends = UnawaitedEnds(commits, self._ending, self._pending_tokens)
         self._accepting_new = self._accept_new
 
     @classmethod
@@ -176,9 +177,9 @@ class SqliteInbox(SqlInbox):
     async def claim(self, delivery: NewDelivery) -> Admitted:
         key, unawaited = delivery.key, self._unawaited
         unawaited.keys.add(key)
-        if key in unawaited.runs:  # its end could not be recorded
-            unawaited.drop(unawaited.runs[key])
-        ended = unawaited.ended_run(key)
+        if key in unawaited.leases:  # the end of its run could not be recorded
+            unawaited.drop(unawaited.leases[key])
+        interrupted = unawaited.interrupted_run(key)
         # Not synced: no sender is answered because of a claim, so after a power cut the sender
         # delivers again.
         admitted = await super().claim(delivery)
@@ -186,28 +187,28 @@ class SqliteInbox(SqlInbox):
         # whose end would sync.
         if not admitted.same_body and admitted.admission is not Admission.NEW:
             await self._commits.submit(lambda tx: sync_log(_connection_of(tx)))
-        if ended is not None:
+        if interrupted is not None:
             if admitted.admission is Admission.NEW and admitted.lease is not None:
-                admitted = await self._count_end(admitted.lease, delivery, admitted, ended)
-            unawaited.counted(key)
+                counted = await self._count_interrupted(interrupted, admitted.lease, delivery)
+                admitted = msgspec.structs.replace(admitted, attempts=admitted.attempts + counted)
+            unawaited.forget_interrupted(key)
         return admitted
 
-    async def _count_end(
-        self, lease: Lease, delivery: NewDelivery, admitted: Admitted, ended: EndedRun
-    ) -> Admitted:
-        """Count a run of the key in which an earlier process ended, unless that was done."""
-        counted = await self._commits.submit(
+    async def _count_interrupted(
+        self, run: InterruptedRun, lease: Lease, delivery: NewDelivery
+    ) -> int:
+        """Count a run of the key during which an earlier process ended; 0: that was done."""
+        return await self._commits.submit(
             partial(
                 deliveries.count_ends,
                 sequence=lease.sequence,
-                ends=ended.ends,
-                begun=ended.begun,
+                ends=run.process_ends,
+                begun=run.begun,
                 now=delivery.received_at,
                 error=PROCESS_ENDED,
             ),
             durable=False,
         )
-        return msgspec.structs.replace(admitted, attempts=admitted.attempts + counted)
 
     def claim_unawaited(self, delivery: NewDelivery) -> Lease | None:
         return self._unawaited.claim(delivery)
@@ -221,11 +222,12 @@ class SqliteInbox(SqlInbox):
     def end_unawaited(self, lease: Lease, *, now: float) -> bool:
         if not self._commits.prompt:
             return False
-        self._ends.post(lease.key, self._end_of(lease, now))
+        started_at = self._take_back_start(lease)
+        self._ends.post(lease.key, RunEnd(lease.sequence, lease.token, now, started_at))
         return True
 
     def finish(self, lease: Lease, outcome: Outcome, *, now: float) -> Coroutine[Any, Any, bool]:
-        if isinstance(lease, UnawaitedLease) and self._unawaited.runs.get(lease.key) is lease:
+        if isinstance(lease, UnawaitedLease) and self._unawaited.leases.get(lease.key) is lease:
             return self._unawaited.finish(lease, outcome, now=now)
         return super().finish(lease, outcome, now=now)
 
@@ -235,7 +237,7 @@ class SqliteInbox(SqlInbox):
         inside, start = in_this_context(effects), lease.start
 
         def work(tx: SqlTransaction) -> T:
-            stored = lease.stored() if isinstance(lease, UnawaitedLease) else lease
+            stored = (lease.stored() if isinstance(lease, UnawaitedLease) else None) or lease
             if start is not None:
                 deliveries.start_all(tx, self._terms, [start.run])
             value = _apply_within_budget(tx, stored, attempt, inside)
@@ -245,16 +247,16 @@ class SqliteInbox(SqlInbox):
 
         try:
             # Even a cancelled caller has to know whether the event is done. The wait is bounded by
-            # storage.silence.ANSWER_SECONDS of real time, as for every caller.
+            # storage.commit.ANSWER_SECONDS of real time, as for every caller.
             with trio.CancelScope(shield=True):
-                value = await self._commits.submit(work, single=True, name=lease.key)
+                value = await self._commits.submit(work, single=True, effects_key=lease.key)
         except EffectsFailedError as failed:
             raise failed.error from None
         self._unawaited.drop(lease)
         return value
 
     async def renew(self, held: Collection[Lease], *, now: float) -> Renewed:
-        self._unawaited.keep(held)
+        self._unawaited.drop_others(held)
         self._ends.repeat_failed()
         return await super().renew(held, now=now)
 

@@ -38,7 +38,7 @@ class Claimer:
         whose lease expired by a clock that was set. Pauses and policies are obeyed; at most
         ``free_workers`` events of limited handlers are claimed.
 
-        Cancellation waits for the store, at most ``storage.silence.ANSWER_SECONDS``: an abandoned
+        Cancellation waits for the store, at most ``storage.commit.ANSWER_SECONDS``: an abandoned
         claim leaves leases behind until the next renewal.
 
         Raises:

@@ -54,9 +54,7 @@ class HeldLeases:
         earlier = self._by_key.get(lease.key)
         if earlier is not None and not earlier.is_ending:
             earlier.lost = False
-            # In place: the store is given the same object by all that belongs to the run.
-            earlier.lease.token, earlier.lease.sequence = lease.token, lease.sequence
-            earlier.lease.start = None
+            earlier.lease.renew_as(lease)
             return None
         held = self._by_key[lease.key] = HeldLease(lease, since)
         return held

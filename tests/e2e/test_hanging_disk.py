@@ -12,7 +12,7 @@ from support.service_manager import ServiceManager, service_manager
 from support.waiting import until
 from support.wire import Wire
 
-from sdk_trio.storage.silence import ANSWER_SECONDS
+from sdk_trio.storage.commit import ANSWER_SECONDS
 from sdk_trio.testing import sign_delivery
 
 #: The timeout of a sender, in seconds.

@@ -30,7 +30,7 @@ from sdk_trio import (
 )
 from sdk_trio.events import Event, OrderCreatedEvent, OrderPaidEvent, RefundCreatedEvent
 from sdk_trio.records.deliveries import DeliveryState, Done, NewDelivery
-from sdk_trio.storage import silence
+from sdk_trio.storage import commit
 from sdk_trio.storage import sqlite_inbox as sqlite_effects
 from sdk_trio.storage.memory.inbox import MemoryInbox
 from sdk_trio.storage.sqlite_inbox import SqliteInbox
@@ -422,8 +422,8 @@ async def test_statements_that_take_too_long_are_stopped(
 async def test_a_store_that_waits_for_effects_names_their_event(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(silence, "ANSWER_SECONDS", 0.2)
-    monkeypatch.setattr(silence, "WATCH_SECONDS", 0.05)
+    monkeypatch.setattr(commit, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(commit, "WATCH_SECONDS", 0.05)
     inbox = ByKey(await SqliteInbox.open(tmp_path / "inbox.db", owner="one", **TERMS))
     await inbox.claim(delivery())
     goes_on = threading.Event()

@@ -1,4 +1,4 @@
-"""Group commit on a SQLite file: batches, failures, cancellation, silence, the end, processes."""
+"""Group commit on a SQLite file: batches, failures, cancellation, stalls, the end, processes."""
 
 import os
 import subprocess
@@ -6,7 +6,8 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ import trio.testing
 
 from sdk_trio.errors import StoreLostError, StoreUnavailableError
 from sdk_trio.storage import commit as commit_module
-from sdk_trio.storage import silence, units
-from sdk_trio.storage.commit import BATCH_LIMIT, GroupCommit
+from sdk_trio.storage.commit import BATCH_LIMIT, GroupCommit, GroupedWork
+from sdk_trio.storage.engines import CommitUnknownError
 from sdk_trio.storage.engines import files as files_module
 from sdk_trio.storage.engines import sqlite as sqlite_module
 from sdk_trio.storage.engines.sqlite import SqliteEngine, SqliteReader
@@ -78,14 +79,20 @@ class Gate:
         self.opened = threading.Event()
         self.token = trio.lowlevel.current_trio_token()
 
-    async def hold(self, *, name: str | None = None, task_status: trio.TaskStatus[None]) -> None:
+    async def hold(
+        self, *, effects_key: str | None = None, task_status: trio.TaskStatus[None]
+    ) -> None:
         """Started when the thread has taken it: nothing later gets into its batch."""
 
-        def wait(_transaction: SqlTransaction) -> None:
+        def wait(_: object) -> None:
             self.token.run_sync_soon(task_status.started)
             self.opened.wait(60)
 
-        await self.store.submit(wait, patient=True, single=True, name=name)
+        if effects_key is None:
+            await self.store.run_outside_transaction(wait)  # it waits without a limit
+            return
+        with suppress(StoreUnavailableError):
+            await self.store.submit(wait, single=True, effects_key=effects_key)
 
 
 @pytest.fixture
@@ -98,9 +105,9 @@ def gate(store: GroupCommit) -> Iterator[Gate]:
 @pytest.fixture
 def hurried(store: GroupCommit, monkeypatch: pytest.MonkeyPatch) -> None:
     """Callers wait a moment only, from now on."""
-    monkeypatch.setattr(silence, "ANSWER_SECONDS", 0.05)
-    monkeypatch.setattr(silence, "STALL_SECONDS", 0.05)
-    monkeypatch.setattr(silence, "WATCH_SECONDS", 0.01)
+    monkeypatch.setattr(commit_module, "ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr(commit_module, "STALL_SECONDS", 0.05)
+    monkeypatch.setattr(commit_module, "WATCH_SECONDS", 0.01)
 
 
 async def put(store: GroupCommit, key: str) -> None:
@@ -176,7 +183,7 @@ async def test_items_of_a_kind_are_done_by_one_call_and_those_of_a_key_in_order(
         calls.append(("second", list(items)))
         return items
 
-    async def ask(kind: units.Kind, key: str, item: str) -> None:
+    async def ask(kind: GroupedWork, key: str, item: str) -> None:
         assert await store.gather(kind, key, item) == item
 
     async with trio.open_nursery() as nursery:
@@ -321,9 +328,9 @@ async def test_a_commit_that_may_have_been_made_is_not_made_again(store: GroupCo
         def work(_transaction: SqlTransaction) -> None:
             runs.append(key)
             if len(runs) == 2:
-                raise units.CommitUnknownError("the answer was lost")
+                raise CommitUnknownError("the answer was lost")
 
-        with pytest.raises(units.CommitUnknownError):
+        with pytest.raises(CommitUnknownError):
             await store.submit(work)
 
     async with trio.open_nursery() as nursery:
@@ -415,13 +422,13 @@ async def test_posted_work_waits_a_moment_for_other_work(file: str) -> None:
     await store.close()
 
 
-# -- cancellation and silence ------------------------------------------------------------------
+# -- cancellation and stalls -------------------------------------------------------------------
 
 
-async def test_an_answer_at_the_end_of_a_cancelled_callers_patience_leaves_no_silence(
+async def test_an_answer_at_the_end_of_a_cancelled_callers_patience_leaves_no_stall(
     store: GroupCommit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(silence, "STALL_SECONDS", 0.05)
+    monkeypatch.setattr(commit_module, "STALL_SECONDS", 0.05)
 
     async def ask(scope: trio.CancelScope, opened: threading.Event) -> None:
         with scope:
@@ -472,13 +479,13 @@ async def test_a_cancelled_caller_waits_for_a_commit_that_was_handed_over(
     assert await store.submit(keys) == ["k"]
 
 
-async def test_a_cancelled_caller_leaves_a_silent_store_and_its_work_is_done(
+async def test_a_cancelled_caller_leaves_a_stalled_store_and_its_work_is_done(
     store: GroupCommit, gate: Gate, hurried: None
 ) -> None:
     async with trio.open_nursery() as nursery:
         await nursery.start(gate.hold)
         with trio.move_on_after(0.01) as scope:
-            await store.submit(write("left"), patient=True)
+            await store.submit(write("left"))
         assert scope.cancelled_caught
         assert not gate.opened.is_set()
         assert store.failing
@@ -488,7 +495,7 @@ async def test_a_cancelled_caller_leaves_a_silent_store_and_its_work_is_done(
         gate.opened.set()
     while store.failing:
         await trio.sleep(0.001)
-    assert await store.submit(keys, patient=True) == ["left"]
+    assert await store.submit(keys) == ["left"]
 
 
 async def test_a_caller_gets_an_error_in_time_and_its_work_is_done_later(
@@ -497,7 +504,8 @@ async def test_a_caller_gets_an_error_in_time_and_its_work_is_done_later(
     caplog.set_level("INFO")
     async with trio.open_nursery() as nursery:
         await nursery.start(gate.hold)
-        nursery.start_soon(lambda: store.submit(write("patient"), patient=True))
+        insert = "INSERT INTO row (key) VALUES ('patient')"
+        nursery.start_soon(store.run_outside_transaction, lambda one: one.execute(insert))
         with pytest.raises(StoreUnavailableError, match="has not answered for"):
             await put(store, "impatient")
         assert not gate.opened.is_set()
@@ -505,15 +513,15 @@ async def test_a_caller_gets_an_error_in_time_and_its_work_is_done_later(
         gate.opened.set()
     while store.failing:
         await trio.sleep(0.001)
-    assert sorted(await store.submit(keys, patient=True)) == ["impatient", "patient"]
+    assert sorted(await store.submit(keys)) == ["impatient", "patient"]
     assert "store.answers" in caplog.text
 
 
 async def test_a_time_in_which_the_process_did_not_run_does_not_count_against_the_store(
     store: GroupCommit, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(silence, "ANSWER_SECONDS", 0.5)
-    monkeypatch.setattr(silence, "WATCH_SECONDS", 0.01)
+    monkeypatch.setattr(commit_module, "ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(commit_module, "WATCH_SECONDS", 0.01)
     async with trio.open_nursery() as nursery:
         await nursery.start(gate.hold)
         nursery.start_soon(put, store, "k")
@@ -531,11 +539,13 @@ async def test_effects_that_do_not_return_are_named(
     store: GroupCommit, gate: Gate, hurried: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with trio.open_nursery() as nursery:
-        await nursery.start(lambda task_status: gate.hold(name="evt_7", task_status=task_status))
+        await nursery.start(partial(gate.hold, effects_key="evt_7"))
         with pytest.raises(StoreUnavailableError, match="the effects of the event evt_7"):
             await put(store, "k")
         assert "evt_7" in caplog.text
         gate.opened.set()
+    while store.failing:
+        await trio.sleep(0.001)
     other = Gate(store)
     async with trio.open_nursery() as nursery:
         await nursery.start(other.hold)
@@ -570,7 +580,7 @@ async def test_closing_finishes_what_is_queued_and_refuses_the_rest(
         await trio.sleep(0.001)
 
 
-async def test_closing_a_silent_store_is_logged(
+async def test_closing_a_stalled_store_is_logged(
     store: GroupCommit, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(commit_module, "CLOSE_SECONDS", 0.05)

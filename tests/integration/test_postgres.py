@@ -77,7 +77,7 @@ class Database:
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """No call is given up because the machine is slow."""
-    monkeypatch.setattr("sdk_trio.storage.silence.ANSWER_SECONDS", 60.0)
+    monkeypatch.setattr("sdk_trio.storage.commit.ANSWER_SECONDS", 60.0)
 
 
 @pytest.fixture

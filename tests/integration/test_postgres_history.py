@@ -71,7 +71,7 @@ class Store:
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    monkeypatch.setattr("sdk_trio.storage.silence.ANSWER_SECONDS", 60.0)
+    monkeypatch.setattr("sdk_trio.storage.commit.ANSWER_SECONDS", 60.0)
     monkeypatch.setattr("sdk_trio.storage.history.PAUSE_SECONDS", 0.0)
     # A loaded machine may need longer for what is in progress.
     monkeypatch.setattr("sdk_trio.storage.sql.days.DROP_MILLISECONDS", 30_000)

@@ -374,7 +374,7 @@ async def test_a_store_whose_connections_are_half_open_is_closed_all_the_same(
     (inbox,) = opened
     # No thread is left waiting for the server.
     assert not inbox._readers._limiter.borrowed_tokens
-    assert inbox._commits._ended.is_set()
+    assert inbox._commits._thread_ended.is_set()
 
 
 # -- clocks that differ ------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import trio.testing
 from support.keyed import ByKey
 
 from sdk_trio.records.deliveries import DeliveryState, Done, NewDelivery, Retry
-from sdk_trio.storage import silence
+from sdk_trio.storage import commit
 from sdk_trio.storage.sql.arrivals import INDEX_EVERY
 from sdk_trio.storage.sqlite_inbox import SqliteInbox
 
@@ -42,7 +42,7 @@ async def test_a_claim_whose_caller_left_is_given_up_by_the_next_renewal(
     inbox: SqliteInbox, monkeypatch: pytest.MonkeyPatch, claim: str
 ) -> None:
     """The store hangs, the caller is cancelled, and then the claim is committed after all."""
-    monkeypatch.setattr(silence, "STALL_SECONDS", 0.05)
+    monkeypatch.setattr(commit, "STALL_SECONDS", 0.05)
     await inbox.accept(delivery("m0"), leased=False)
     hang = threading.Event()
     with trio.fail_after(60):

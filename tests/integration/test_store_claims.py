@@ -223,7 +223,7 @@ async def test_a_claim_whose_commit_has_failed_is_written_with_the_outcome(
     await inbox._commits.submit(lambda tx: tx.connection.set_commit_hook(refuse))
     assert inbox.claim_unawaited(delivery("m1"))
     with trio.fail_after(60):
-        while not inbox._unawaited.runs["m1"].claim.finished:
+        while not inbox._unawaited.leases["m1"].claim.finished:
             await trio.sleep(0.001)
     assert commits == [0, 1]
     await inbox.finish("m1", outcome, now=1001.0)
@@ -266,7 +266,7 @@ async def test_an_end_that_only_the_claims_file_knows_is_counted_once(tmp_path):
     assert inbox.claim_unawaited(delivery("m1"))
     # The process ends here: nothing is handed over, and the file stays unchanged.
     (tmp_path / "inbox.claims").rename(tmp_path / "kept")
-    inbox._commits.withdraw(inbox._unawaited.runs["m1"].claim)
+    inbox._commits.withdraw(inbox._unawaited.leases["m1"].claim)
     await inbox.close()
     (tmp_path / "kept").rename(tmp_path / "inbox.claims")
     inbox = await open_inbox(tmp_path, "two")

@@ -15,8 +15,8 @@ from support.keyed import ByKey
 
 from sdk_trio.errors import StoreLostError, StoreUnavailableError, StoreVersionError
 from sdk_trio.records.deliveries import Admission, DeliveryState, Done, NewDelivery, Retry
+from sdk_trio.storage import commit
 from sdk_trio.storage import inbox as inbox_module
-from sdk_trio.storage import silence
 from sdk_trio.storage.admission import LeaseTerms
 from sdk_trio.storage.engines.files import StoreFile
 from sdk_trio.storage.inbox import PURGE_CHUNK
@@ -350,7 +350,7 @@ async def test_a_crashed_thread_leaves_no_task_waiting(inbox: SqliteInbox) -> No
 async def test_a_cancelled_caller_leaves_a_hanging_disk_and_the_write_is_finished(
     inbox: SqliteInbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(silence, "STALL_SECONDS", 0.05)
+    monkeypatch.setattr(commit, "STALL_SECONDS", 0.05)
     hang = threading.Event()
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
@@ -427,7 +427,7 @@ async def test_many_finished_deliveries_do_not_slow_the_search_for_due_ones(
         await inbox.accept(delivery(f"m{n}"), leased=True)
     empty = await search()
     await inbox._commits.submit(lambda tx: tx.connection.set_progress_handler(None))
-    await inbox._commits.submit(fill, patient=True)
+    await inbox._commits.submit(fill)
     await inbox._commits.submit(lambda tx: tx.connection.set_progress_handler(count, 1))
     assert empty > 0
     assert await search() <= empty + 10
@@ -533,7 +533,7 @@ async def test_deliveries_wait_for_a_short_log_to_be_copied_during_the_retention
             incoming = NewDelivery(f"m{number}", "order.paid", bytes(4000), 7, 1000.0)
             deliveries.add_done(tx, FILLING, [deliveries.Ran(incoming, 1, 1001.0)])
 
-    await inbox._commits.submit(fill, patient=True)
+    await inbox._commits.submit(fill)
     assert await inbox._clear_log(10)
     assert log.stat().st_size == 0
     sizes = []

@@ -12,7 +12,7 @@ from support.single_tenant import deliver
 from sdk_trio.config import Settings
 from sdk_trio.records.deliveries import NewDelivery
 from sdk_trio.records.upgrades import UpgradeMarker, UpgradeState
-from sdk_trio.storage import silence
+from sdk_trio.storage import commit
 from sdk_trio.storage.open import open_store
 from sdk_trio.storage.term import TermEndedError
 from sdk_trio.tenants.service import TenantService
@@ -116,8 +116,8 @@ async def test_a_write_that_waits_for_the_lock_is_fenced_once_its_caller_has_lef
     monkeypatch,
 ):
     monkeypatch.setenv("SDK_POSTGRES_DSN", running_server().fresh())
-    monkeypatch.setattr(silence, "STALL_SECONDS", 0.05)
-    monkeypatch.setattr(silence, "ANSWER_SECONDS", 60)
+    monkeypatch.setattr(commit, "STALL_SECONDS", 0.05)
+    monkeypatch.setattr(commit, "ANSWER_SECONDS", 60)
     settings = Settings.from_mapping(
         {"Storage:Backend": "Postgres"}, standalone=True, receiver=False
     )

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sdk_trio.storage.claims import (
-    MOST_ENDED,
+from sdk_trio.storage.claims_file import (
+    MOST_INTERRUPTED,
     SLOTS,
     ClaimsFile,
-    EndedRun,
+    InterruptedRun,
     read_claims,
 )
 
@@ -29,10 +29,10 @@ def test_a_run_is_found_until_its_slot_is_cleared(path):
     slots = {key: claims.take(key, now) for now, key in enumerate(("a", "b.tenant", "c"))}
     # Read without the process that has it open, as after its end.
     assert keys_in(path) == ["a", "b.tenant", "c"]
-    claims.clear(slots["b.tenant"])
+    claims.free(slots["b.tenant"])
     assert keys_in(path) == ["a", "c"]
     assert b"b.tenant" not in path.read_bytes()
-    claims.clear(slots["a"], later=True)
+    claims.free(slots["a"], later=True)
     assert keys_in(path) == ["a", "c"]
     claims.take("d", 9)
     assert keys_in(path) == ["c", "d"]
@@ -44,11 +44,11 @@ def test_the_slot_of_a_recorded_run_is_used_again_and_cleared_with_the_others(pa
     claims = ClaimsFile(path, [])
     slots = [claims.take(key, 1.0) for key in ("recorded", "also", "runs")]
     for slot in slots[:2]:
-        claims.free(slot)
+        claims.free(slot, is_recorded=True)
     assert claims.take("next", 2.0) == slots[1]
-    claims.clear_stale()
+    claims.clear_recorded()
     assert keys_in(path) == ["runs", "next"]
-    claims.free(slots[1])
+    claims.free(slots[1], is_recorded=True)
     claims.close()
     assert keys_in(path) == ["runs"]
     assert b"next" not in path.read_bytes()
@@ -60,7 +60,7 @@ def test_the_file_holds_a_fixed_number_of_runs_and_the_next_one_waits(path):
     assert len(set(slots)) == SLOTS
     assert None not in slots
     assert claims.take("one more", 1.0) is None
-    claims.clear(slots[3])
+    claims.free(slots[3])
     assert claims.take("one more", 1.0) == slots[3]
     claims.close()
     assert len(keys_in(path)) == SLOTS
@@ -76,30 +76,32 @@ def test_the_longest_key_fits_and_a_longer_one_waits(path):
 
 
 def test_runs_that_ended_a_process_stay_until_they_are_counted(path, caplog):
-    claims = ClaimsFile(path, [EndedRun("a", 0, 5.0, 1), EndedRun("b", 0, 6.0, 2)])
+    claims = ClaimsFile(path, [InterruptedRun("a", 0, 5.0, 1), InterruptedRun("b", 0, 6.0, 2)])
     assert ["key='a'" in caplog.messages[0], "key='b'" in caplog.messages[1]] == [True, True]
     claims.take("running", 7.0)
     claims.close()
     found = read_claims(path, is_new=False)
-    assert [(run.key, run.ends, run.begun) for run in found] == [
+    assert [(run.key, run.process_ends, run.begun) for run in found] == [
         ("a", 1, 5.0),
         ("b", 1, 6.0),
         ("running", 0, 7.0),
     ]
     claims = ClaimsFile(path, found)
-    assert {key: run.ends for key, run in claims.ended.items()} == dict.fromkeys(
+    assert {key: run.process_ends for key, run in claims.interrupted.items()} == dict.fromkeys(
         ("a", "b", "running"), 1
     )
-    claims.counted("a")
-    claims.counted("unknown")
+    claims.forget_interrupted("a")
+    claims.forget_interrupted("unknown")
     claims.close()
     assert keys_in(path) == ["b", "running"]
 
 
 def test_ended_runs_do_not_use_all_slots(path):
-    left = [EndedRun(f"m{number}", 0, number, number + 1) for number in range(SLOTS)]
+    left = [InterruptedRun(f"m{number}", 0, number, number + 1) for number in range(SLOTS)]
     claims = ClaimsFile(path, left)
-    assert list(claims.ended) == [f"m{number}" for number in range(SLOTS - MOST_ENDED, SLOTS)]
+    assert list(claims.interrupted) == [
+        f"m{number}" for number in range(SLOTS - MOST_INTERRUPTED, SLOTS)
+    ]
     assert claims.take("new", 1.0) is not None
     claims.close()
 

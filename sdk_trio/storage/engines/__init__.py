@@ -28,7 +28,7 @@ class Engine(Protocol):
     #: Its name for people: the file, or database and host.
     place: str
     #: The message of a store that does not answer, with the fields ``place`` and ``seconds``.
-    silence: str
+    stall_message: str
     #: Time that posted work, which no task awaits, waits for other work, in seconds.
     linger: float
 

@@ -87,7 +87,7 @@ class SqliteEngine:
     """
 
     linger: float = 0.0
-    silence: str = (
+    stall_message: str = (
         "the store {place} has not answered for {seconds:.0f} s: its disk hangs, or another "
         "process keeps it busy; check the disk (dmesg, iostat); it continues by itself when the "
         "disk answers"

@@ -12,8 +12,8 @@ import msgspec
 
 from ...records.deliveries import DeliveryRecord, DeliveryState
 from ...records.policies import UNLIMITED, Policy, burst_of, split_glob
-from ...storage.claims import LINGER_SECONDS
 from ...storage.coalescing import SKEW_SECONDS
+from ...storage.unawaited import LINGER_SECONDS
 from .plan import Arrival
 
 #: States in which nothing is left to do.

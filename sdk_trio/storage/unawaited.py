@@ -1,0 +1,297 @@
+"""Unawaited claims and ends on SQLite: runs that begin or end before that is committed.
+
+The claim of an inline run whose key is surely new is not awaited. So a lone inline delivery is one
+transaction instead of two (docs/adr/0047-unawaited-claims.md).
+
+1. :class:`~.known_keys.StoreKeys` finds that the key is surely new.
+2. :class:`~.claims_file.ClaimsFile` gets the key, and the claim is posted to the commit thread.
+3. The handler runs.
+4. Most handlers end before the claim is handed over to the commit thread. Then the claim is
+   withdrawn, and claim and outcome are one record. Otherwise the outcome is recorded after the
+   claim (:meth:`UnawaitedLease.stored`).
+
+The success of a queued run acknowledges nothing, so it is not awaited either, and waits for the
+next commit to share its sync. So an enqueued event costs one sync instead of two. A run whose end
+is not committed when the process is killed runs again.
+"""
+
+import os
+from collections.abc import Collection, Sequence
+from functools import partial
+from itertools import islice
+from typing import NamedTuple
+
+import trio
+
+from ..base.executor import run_in_thread
+from ..base.logs import get_logger
+from ..errors import StoreLostError
+from ..records.deliveries import Admission, Done, Lease, NewDelivery, Outcome
+from .admission import LeaseTerms
+from .claims_file import ClaimsFile, InterruptedRun, read_claims
+from .commit import GroupCommit, GroupedWork, Unit
+from .known_keys import StoreKeys, Version
+from .readers import ReaderPool
+from .sql import arrivals, deliveries, reads
+from .sql.deliveries import Answer, Arriving, Ran, RunEnd
+from .sql.dialect import SqlTransaction
+from .sql.leases import new_token
+
+#: The longest time that the end of a run waits for other work, in seconds. At 100 events a second,
+#: nine of ten ends share the commit of another event.
+LINGER_SECONDS = 0.025
+
+_log = get_logger("storage")
+
+#: A delivery whose key was surely new, and the version of the store in which it was.
+SurelyNew = tuple[Arriving, Version]
+
+
+class UnawaitedLease(Lease, kw_only=True, eq=False, gc=False):
+    """The lease of a run whose claim is not awaited: its delivery, claim, slot and version."""
+
+    delivery: NewDelivery
+    claim: Unit
+    slot: int
+    version: Version
+
+    def stored(self) -> Lease | None:
+        """Return the lease as the store has it, None if it does not; in the commit thread.
+
+        That thread does units in the order in which they were handed over, and the end of the run
+        follows the claim. So the claim is over there:
+
+        =========================================================  =========
+        the claim                                                  the lease
+        =========================================================  =========
+        is committed, or is written by this very transaction       stored
+        was withdrawn                                              None
+        has failed                                                 None
+        was refused: another process had just written the key      None
+        =========================================================  =========
+
+        On the event loop the claim may still be in the middle of its commit, and may yet fail.
+        """
+        if self.claim.error is not None or self.claim.value is None:
+            return None
+        admitted, sequence = self.claim.value
+        if admitted.admission is not Admission.NEW or sequence is None:
+            return None
+        return Lease(self.key, self.token, sequence)
+
+
+class UnawaitedClaims:
+    """The unawaited claims of one inbox.
+
+    Args:
+        terms: the owner and the periods.
+        commits: commits the claims and the ends of their runs.
+        readers: read the store's keys.
+    """
+
+    def __init__(self, terms: LeaseTerms, commits: GroupCommit, readers: ReaderPool) -> None:
+        self._terms = terms
+        self._commits = commits
+        self._readers = readers
+        # Without the file every claim is awaited.
+        self._file: ClaimsFile | None = None
+        #: Those of runs that have not ended yet, by key.
+        self.leases: dict[str, UnawaitedLease] = {}
+        self.keys = StoreKeys(commits, readers, self.leases)
+        # Bound once: the commit thread recognizes the same work by having the same object.
+        self._claiming = self._claim_all
+        self._ending = self._end_all
+
+    async def open(self, path: str | os.PathLike[str]) -> None:
+        """Open the claims file, and let :class:`~.known_keys.StoreKeys` read the store's keys.
+
+        Raises:
+            StoreUnavailableError: the store cannot be read.
+        """
+        is_new = await self._readers.run(arrivals.last_sequence) == 0
+        try:
+            left = await run_in_thread(partial(read_claims, path, is_new=is_new))
+            stored = await self._readers.run(lambda tx: reads.known(tx, [run.key for run in left]))
+            interrupted = [run for run in left if run.key not in stored]
+            self._file = await run_in_thread(ClaimsFile, path, interrupted)
+        except OSError as error:
+            _log.warning(
+                "store.claims_unused",
+                file=os.fspath(path),
+                error=str(error),
+                hint="the start of each inline run is waited for, which costs it a commit",
+            )
+            await trio.lowlevel.checkpoint()
+            return
+        self.keys.enable()
+
+    def close(self) -> None:
+        """Close the file; what it holds stays."""
+        if self._file is not None:
+            self._file.close()
+
+    def claim(self, delivery: NewDelivery) -> Lease | None:
+        """See :meth:`Inbox.claim_unawaited`."""
+        file = self._file
+        if file is None or not self._commits.prompt:
+            return None
+        key = delivery.key
+        version = self.keys.note_new(delivery)
+        if version is None or key in file.interrupted:
+            return None
+        slot = file.take(key, delivery.received_at)
+        if slot is None:
+            return None
+        token = new_token()
+        claim = self._commits.post(self._claiming, key, (Arriving(delivery, token), version))
+        lease = self.leases[key] = UnawaitedLease(
+            key, token, delivery=delivery, claim=claim, slot=slot, version=version
+        )
+        return lease
+
+    def _claim_all(self, tx: SqlTransaction, items: Sequence[SurelyNew]) -> Sequence[Answer]:
+        are_new = self.keys.are_new(tx, (version for _, version in items))
+        arriving = [each for each, _ in items]
+        return deliveries.claim_all(tx, self._terms, arriving, surely_new=are_new)
+
+    def drop(self, lease: Lease) -> None:
+        """Give up a lease, if it is one of :attr:`leases`: no :meth:`finish` follows."""
+        found = self.leases.get(lease.key)
+        if found is lease:
+            del self.leases[lease.key]
+            self._free_slot(found)
+
+    def drop_others(self, held: Collection[Lease]) -> None:
+        """Give up the leases that are not among those ``held``."""
+        for lease in [lease for lease in self.leases.values() if lease not in held]:
+            self.drop(lease)
+
+    def _free_slot(self, lease: UnawaitedLease, *, is_recorded: bool = False) -> None:
+        if self._file is not None:
+            later = not is_recorded and not self._commits.prompt
+            self._file.free(lease.slot, is_recorded=is_recorded, later=later)
+        self.keys.catch_up()
+
+    def clear_recorded(self) -> None:
+        """Clear the slots of recorded runs, before the store may forget their keys."""
+        if self._file is not None:
+            self._file.clear_recorded()
+
+    @property
+    def are_committed(self) -> bool:
+        """Whether no claim is on its way to the store."""
+        return all(lease.claim.finished for lease in self.leases.values())
+
+    def interrupted_run(self, key: str) -> InterruptedRun | None:
+        """Return the run of the key during which an earlier process ended, if it is not counted."""
+        return None if self._file is None else self._file.interrupted.get(key)
+
+    def forget_interrupted(self, key: str) -> None:
+        """Forget an interrupted run, which the store has counted."""
+        if self._file is not None:
+            self._file.forget_interrupted(key)
+
+    # -- the end of a run --------------------------------------------------------------------------
+
+    async def finish(self, lease: UnawaitedLease, outcome: Outcome, *, now: float) -> bool:
+        """Record the end of the run of one of :attr:`leases`."""
+        # Checked first: if it is cancelled here, the claim is not withdrawn.
+        await trio.lowlevel.checkpoint_if_cancelled()
+        del self.leases[lease.key]
+        self._commits.withdraw(lease.claim)
+        is_recorded = False
+        is_ended: bool
+        try:
+            if isinstance(outcome, Done) and outcome.answer is None and outcome.reason is None:
+                is_ended = await self._commits.gather(self._ending, lease.key, (lease, now))
+            else:
+                is_ended = await self._commits.submit(partial(self._end, lease, outcome, now))
+            is_recorded = True
+        finally:
+            self._free_slot(lease, is_recorded=is_recorded)
+        return is_ended
+
+    def _end_all(
+        self, tx: SqlTransaction, ends: Sequence[tuple[UnawaitedLease, float]]
+    ) -> Sequence[bool]:
+        """Record runs that ended well; in the commit thread."""
+        stored_ends: dict[UnawaitedLease, RunEnd] = {}
+        new_runs: dict[UnawaitedLease, Ran] = {}
+        is_ended: dict[UnawaitedLease, bool] = {}
+        for lease, now in ends:
+            if (stored := lease.stored()) is not None:
+                stored_ends[lease] = RunEnd(stored.sequence, lease.token, now)
+            elif lease.claim.withdrawn:
+                new_runs[lease] = Ran(lease.delivery, lease.token, now)
+            else:
+                is_ended[lease] = self._end(lease, Done(), now, tx)
+        if stored_ends:
+            ended = deliveries.end_all(tx, self._terms, list(stored_ends.values()))
+            is_ended.update(zip(stored_ends, ended, strict=True))
+        if new_runs:
+            are_new = self.keys.are_new(tx, (lease.version for lease in new_runs))
+            runs = list(new_runs.values())
+            ended = deliveries.add_done(tx, self._terms, runs, surely_new=are_new)
+            is_ended.update(zip(new_runs, ended, strict=True))
+        return [is_ended[lease] for lease, _ in ends]
+
+    def _end(self, lease: UnawaitedLease, outcome: Outcome, now: float, tx: SqlTransaction) -> bool:
+        """Record the end of one run, whatever its outcome; in the commit thread."""
+        self.keys.check(tx)
+        if (stored := lease.stored()) is not None:
+            return deliveries.finish(tx, self._terms, stored, outcome, now)
+        # Claim and outcome together. The key is looked up: it may be known by now.
+        return deliveries.record_run(tx, self._terms, lease.delivery, lease.token, outcome, now)
+
+
+class UnawaitedEnd(NamedTuple):
+    """The end of a run on its way to the store."""
+
+    key: str
+    run: RunEnd
+    unit: Unit
+
+
+class UnawaitedEnds:
+    """The unawaited ends of one inbox. An end that the store has failed is posted again.
+
+    Args:
+        commits: commits the ends.
+        ending: the grouped work that records ends of runs.
+        pending_tokens: those that a renewal must not give up; the ends add theirs.
+    """
+
+    def __init__(self, commits: GroupCommit, ending: GroupedWork, pending_tokens: set[int]) -> None:
+        self._commits = commits
+        self._ending = ending
+        self._pending_tokens = pending_tokens
+        # By token, in the order in which they were posted.
+        self._ends: dict[int, UnawaitedEnd] = {}
+
+    def post(self, key: str, run: RunEnd) -> None:
+        """Record the success of a run of ours, without waiting for the commit."""
+        # Each call forgets two committed ends at most, so that none makes the event loop wait.
+        for end in list(islice(self._ends.values(), 2)):
+            if end.unit.finished and end.unit.error is None:
+                self._forget(end)
+        self._pending_tokens.add(run.token)
+        unit = self._commits.post(self._ending, key, run, durable=True, linger=LINGER_SECONDS)
+        self._ends[run.token] = UnawaitedEnd(key, run, unit)
+
+    def _forget(self, end: UnawaitedEnd) -> None:
+        # `post` may have forgotten it while `repeat_failed` was on its way through the ends.
+        self._ends.pop(end.run.token, None)
+        self._pending_tokens.discard(end.run.token)
+
+    @property
+    def are_committed(self) -> bool:
+        """Whether no end is on its way to the store."""
+        return all(end.unit.finished for end in self._ends.values())
+
+    def repeat_failed(self) -> None:
+        """Post again what the store has failed; the next commit of any caller takes it along."""
+        for end in list(self._ends.values()):
+            if end.unit.finished:
+                self._forget(end)
+                if end.unit.error is not None and not isinstance(end.unit.error, StoreLostError):
+                    self.post(end.key, end.run)
