@@ -235,20 +235,25 @@ class SqlInbox(SqlPart, ABC):
     take_suspects = committed_by_owner(leases.claim_suspects)
 
     async def take_due(
-        self, *, limit: int, now: float, overdue: bool = True, limits: ClaimLimits | None = None
+        self,
+        *,
+        limit: int,
+        now: float,
+        take_expired: bool = True,
+        limits: ClaimLimits | None = None,
     ) -> Due:
         terms, cursor = self._terms, self._poll_cursor
         asked_at = clock.monotonic()
 
         def work(tx: SqlTransaction) -> tuple[Due, PollCursor]:
-            late = clock.monotonic() - asked_at > LATE_SECONDS and not tx.dialect.server_clock
+            is_late = clock.monotonic() - asked_at > LATE_SECONDS
             return leases.claim_due(
                 tx,
                 terms,
                 cursor,
                 limit=limit,
                 now=now,
-                overdue=overdue and not late,
+                take_expired=tx.dialect.server_clock or (take_expired and not is_late),
                 limits=limits,
             )
 

@@ -219,7 +219,12 @@ class Inbox(Protocol):
         ...
 
     async def take_due(
-        self, *, limit: int, now: float, overdue: bool = True, limits: ClaimLimits | None = None
+        self,
+        *,
+        limit: int,
+        now: float,
+        take_expired: bool = True,
+        limits: ClaimLimits | None = None,
     ) -> Due:
         """Lease up to ``limit`` queued deliveries without a lease, oldest arrival first.
 
@@ -227,9 +232,9 @@ class Inbox(Protocol):
         queued one whose lease (of another owner) has expired. An *ordered* delivery is due only if
         no earlier unfinished ordered delivery of the same tenant has the same subject.
 
-        Without ``overdue``, expired leases are not taken over: the caller's clock was set a moment
-        ago, so leases of others may only seem expired. A store with its own clock ignores
-        ``overdue``.
+        Without ``take_expired``, expired leases are not taken over: the caller's clock was set a
+        moment ago, so leases of others may only seem expired. A store with a clock of its own
+        ignores this: by its clock they have expired.
 
         With ``limits``, paused deliveries stay in the store, and those of a group are leased only
         as its limits allow: no more of them than ``concurrency`` have a live lease of any owner,

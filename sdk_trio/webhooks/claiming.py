@@ -30,13 +30,13 @@ class Claimer:
         self._clock = clock
 
     async def claim_due(
-        self, *, limit: int, overdue: bool, free_workers: int
+        self, *, limit: int, take_expired: bool, free_workers: int
     ) -> tuple[Due, dict[str, HeldLease]]:
         """Claim at most ``limit`` due events; return them with the leases held, by key.
 
-        An event without a held lease already runs in this process. ``overdue``: also claim events
-        whose lease expired by a clock that was set. Pauses and policies are obeyed; at most
-        ``free_workers`` events of limited handlers are claimed.
+        An event without a held lease already runs in this process. ``take_expired``: as for
+        :meth:`Inbox.take_due`. Pauses and policies are obeyed; at most ``free_workers`` events of
+        limited handlers are claimed.
 
         Cancellation waits for the store, at most ``storage.commit.ANSWER_SECONDS``: an abandoned
         claim leaves leases behind until the next renewal.
@@ -49,7 +49,7 @@ class Claimer:
                 due = await self._inbox.take_due(
                     limit=limit,
                     now=self._clock(),
-                    overdue=overdue,
+                    take_expired=take_expired,
                     limits=self._runner.pauses.limits(free_workers=free_workers),
                 )
             held = self._hold(due)

@@ -417,7 +417,7 @@ class WorkerPool:
     async def _fetch(self, workers: trio.Nursery) -> None:
         # For a while after a step of the clock, leases of other processes only look expired: these
         # processes may not have noticed the step yet.
-        overdue = self._clock_watch.check() >= LEASE_SECONDS
+        take_expired = self._clock_watch.check() >= LEASE_SECONDS
         free_workers = self._free_workers
         claimable = self._claimable
         # Not before half of what was leased in advance has begun: few claims of many events.
@@ -429,7 +429,9 @@ class WorkerPool:
         if self._limited_waits and free_workers <= 0 and self._ahead is None:
             free_workers = 1
         due, waiting = await self._claimer.claim_due(
-            limit=int(min(FEED_LIMIT, claimable)), overdue=overdue, free_workers=free_workers
+            limit=int(min(FEED_LIMIT, claimable)),
+            take_expired=take_expired,
+            free_workers=free_workers,
         )
         self._limited_waits = due.limited
         self._next_due_at = inf if due.next_due_at is None else due.next_due_at

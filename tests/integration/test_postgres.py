@@ -113,6 +113,27 @@ async def test_leases_use_the_clock_of_the_database(database: Database, ahead: f
         assert record.attempts == 1
 
 
+async def test_a_step_of_a_hosts_clock_does_not_delay_its_take_over_of_expired_leases(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with database.open("one", lease_seconds=0.1) as one, database.open("two") as two:
+        await one.accept(delivery("m1"), leased=True)
+        # As a host polls whose clock was set a moment ago.
+        with trio.fail_after(30):
+            while not (
+                due := await two.take_due(limit=9, now=1000 + HOUR, take_expired=False)
+            ).records:
+                await trio.sleep(0.05)
+        assert [record.key for record in due.records] == ["m1"]
+        await one.accept(delivery("m2"), leased=True)
+        # As a poll does that has waited: its time is stale.
+        monkeypatch.setattr("sdk_trio.storage.inbox.LATE_SECONDS", -1.0)
+        with trio.fail_after(30):
+            while not (due := await two.take_due(limit=9, now=1000 - HOUR)).records:
+                await trio.sleep(0.05)
+        assert [record.key for record in due.records] == ["m2"]
+
+
 async def test_one_host_leads_and_what_it_writes_after_its_term_is_refused(
     database: Database,
 ) -> None:
@@ -395,7 +416,7 @@ async def test_of_two_hosts_that_claim_in_one_lane_the_second_waits_and_finds_ot
                     leases.PollCursor(),
                     limit=10,
                     now=1001.0,
-                    overdue=True,
+                    take_expired=True,
                 )
                 assert [record.key for record in due.records] == ["later"]
             await two.accept(delivery("other"), leased=False)

@@ -604,7 +604,7 @@ async def test_a_poll_that_waited_or_may_not_take_over_claims_no_expired_lease(
         file, owner="other", lease_seconds=10, dedup_seconds=100, payload_seconds=40
     )
     await other.accept(delivery("m1"), leased=True)
-    assert not (await inbox.take_due(limit=9, now=4600.0, overdue=False)).records
+    assert not (await inbox.take_due(limit=9, now=4600.0, take_expired=False)).records
     monkeypatch.setattr(inbox_module, "LATE_SECONDS", 0.0)
     assert not (await inbox.take_due(limit=9, now=4600.0)).records
     monkeypatch.undo()

@@ -200,7 +200,7 @@ def test_every_statement_finds_its_rows_by_an_index(tx: SqliteTransaction) -> No
             deliveries.finish(tx, TERMS, lease, outcome, 3.0)
         deliveries.replay(tx, ["p0", "p1"])
         deliveries.repeat(tx, ["p0", "p1"])
-        leases.claim_due(tx, TERMS, leases.PollCursor(), limit=9, now=1e9, overdue=True)
+        leases.claim_due(tx, TERMS, leases.PollCursor(), limit=9, now=1e9, take_expired=True)
         leases.claim_suspects(tx, TERMS, limit=9, now=1e9)
         leases.renew(tx, TERMS, [held[1]], (), now=4.0)
         leases.release(tx, held)

@@ -182,7 +182,7 @@ class Writes(RuleBasedStateMachine):
     @rule(terms=OWNERS, limit=st.integers(0, 2))
     def taken_as_due(self, terms: LeaseTerms, limit: int) -> None:
         due, _ = leases.claim_due(
-            self.tx, terms, leases.PollCursor(), limit=limit, now=self.now, overdue=True
+            self.tx, terms, leases.PollCursor(), limit=limit, now=self.now, take_expired=True
         )
         for record in due.records:
             row = self.row(record.key)
@@ -392,7 +392,7 @@ def test_writes_of_many_leave_what_those_of_each_leave(runs, arriving):
 
 
 def claim(tx: SqliteTransaction, terms: LeaseTerms, now: float) -> Due:
-    return leases.claim_due(tx, terms, leases.PollCursor(), limit=9, now=now, overdue=True)[0]
+    return leases.claim_due(tx, terms, leases.PollCursor(), limit=9, now=now, take_expired=True)[0]
 
 
 @pytest.mark.parametrize("outcome", OUTCOMES, ids=str)
@@ -492,7 +492,7 @@ def steps_of_a_poll(blocked: int, kept: int) -> int:
     held: dict[str, Lease] = {}
     while True:
         claimed, _ = leases.claim_due(
-            tx, HERE, leases.PollCursor(), limit=100, now=now, overdue=True
+            tx, HERE, leases.PollCursor(), limit=100, now=now, take_expired=True
         )
         held |= claimed.leases
         if not claimed.more:
@@ -502,7 +502,7 @@ def steps_of_a_poll(blocked: int, kept: int) -> int:
     steps = steps_of(
         tx,
         lambda: found.append(
-            leases.claim_due(tx, HERE, leases.PollCursor(), limit=100, now=now, overdue=True)[
+            leases.claim_due(tx, HERE, leases.PollCursor(), limit=100, now=now, take_expired=True)[
                 0
             ].records
         ),
@@ -526,7 +526,7 @@ def test_polls_one_after_the_other_reach_the_first_of_every_lane() -> None:
     deliveries.accept_all(tx, HERE, [Arriving(each, None) for each in incoming])
     place, taken, polls = leases.PollCursor(), list[str](), 0
     while True:
-        claimed, place = leases.claim_due(tx, HERE, place, limit=1000, now=now, overdue=True)
+        claimed, place = leases.claim_due(tx, HERE, place, limit=1000, now=now, take_expired=True)
         keys = [record.key for record in claimed.records]
         assert keys == sorted(keys), "oldest arrival first"
         taken, polls = taken + keys, polls + 1

@@ -551,7 +551,12 @@ class MemoryInbox:
         return released
 
     async def take_due(
-        self, *, limit: int, now: float, overdue: bool = True, limits: ClaimLimits | None = None
+        self,
+        *,
+        limit: int,
+        now: float,
+        take_expired: bool = True,
+        limits: ClaimLimits | None = None,
     ) -> Due:
         await self._begin()
         rows = self._rows
@@ -566,7 +571,7 @@ class MemoryInbox:
             at = row.next_attempt_at
             if row.owner is None and at is not None and at > now:
                 next_due_at = at if next_due_at is None else min(at, next_due_at)
-            elif self._is_free(row, now, overdue):
+            elif self._is_free(row, now, take_expired):
                 if rows.may_run(row) and (len(due) >= limit or allowance.allows(row)):
                     due.append(row)
                 elif row.owner is not None:
@@ -598,10 +603,12 @@ class MemoryInbox:
             self._own_changes += 1
         return [(row.key, newer) for row, newer in allowance.superseded]
 
-    def _is_free(self, row: MemoryRow, now: float, overdue: bool) -> bool:
+    def _is_free(self, row: MemoryRow, now: float, take_expired: bool) -> bool:
         if row.owner is None:
             return True
-        return overdue and row.owner != self._terms.owner and self._held_until(row, now) is None
+        return (
+            take_expired and row.owner != self._terms.owner and self._held_until(row, now) is None
+        )
 
     async def take_suspects(
         self, *, limit: int, now: float, limits: ClaimLimits | None = None

@@ -195,7 +195,7 @@ def claim_due(
     *,
     limit: int,
     now: float,
-    overdue: bool,
+    take_expired: bool,
     limits: ClaimLimits | None = None,
 ) -> tuple[Due, PollCursor]:
     """Claim due deliveries, oldest arrival first among those that this poll reads.
@@ -210,7 +210,7 @@ def claim_due(
         cursor: where the previous poll ended.
         limit: the most deliveries.
         now: Unix seconds.
-        overdue: take over leases of others that have expired.
+        take_expired: take over leases of others that have expired.
         limits: pauses and policies; None: this process has none.
     """
     lanes = _next_lanes(tx, cursor, now)
@@ -218,7 +218,9 @@ def claim_due(
         limits = NO_LIMITS
     # Only some of the events found may be free to be claimed: others belong to groups.
     most = limit if limits is None else max(limit, policies.CHUNK)
-    found, blocking = _find_due(tx, terms, lanes, limit=most + 1, now=now, overdue=overdue)
+    found, blocking = _find_due(
+        tx, terms, lanes, limit=most + 1, now=now, take_expired=take_expired
+    )
     is_full, found = len(found) > most, found[:most]
 
     group_of: Mapping[int, str] = {}
@@ -234,7 +236,7 @@ def claim_due(
         policies.hold(tx, group_of)
         find = partial(_find_in_group, tx)
         by_limits = policies.choose_from_groups(
-            tx, terms, limits, find, new_token, now=now, live_only=overdue
+            tx, terms, limits, find, new_token, now=now, live_only=take_expired
         )
 
     sequences = sorted([*(each.sequence for each in taken), *by_limits.sequences])
@@ -284,7 +286,13 @@ class _Found(NamedTuple):
 
 
 def _find_due(
-    tx: SqlTransaction, terms: LeaseTerms, lanes: _Lanes, *, limit: int, now: float, overdue: bool
+    tx: SqlTransaction,
+    terms: LeaseTerms,
+    lanes: _Lanes,
+    *,
+    limit: int,
+    now: float,
+    take_expired: bool,
 ) -> tuple[list[_Found], list[_Found]]:
     """Return due deliveries, oldest first, and those that only block the first one of their lane.
 
@@ -299,7 +307,7 @@ def _find_due(
         now=now,
     )
     found = [_Found(*row) for row in rows]
-    if not overdue:
+    if not take_expired:
         found = [each for each in found if each.expired_state is None]
     blocking = [each for each in found if not each.is_first]
     return sorted(each for each in found if each.is_first), blocking
