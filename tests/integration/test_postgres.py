@@ -23,6 +23,7 @@ from support.waiting import until
 
 from sdk_trio.errors import OptionsValidationError, StoreUnavailableError, StoreVersionError
 from sdk_trio.records.deliveries import Admission, Dead, DeliveryState, Done, NewDelivery, Retry
+from sdk_trio.records.notifications import NotificationId, NotificationState, SendResult
 from sdk_trio.records.tenants import AuditAction, AuditRecord
 from sdk_trio.storage import term
 
@@ -132,6 +133,19 @@ async def test_a_step_of_a_hosts_clock_does_not_delay_its_take_over_of_expired_l
             while not (due := await two.take_due(limit=9, now=1000 - HOUR)).records:
                 await trio.sleep(0.05)
         assert [record.key for record in due.records] == ["m2"]
+
+
+async def test_what_changes_no_message_wakes_no_other_host(database: Database) -> None:
+    unknown = NotificationId(7, "email")
+    async with database.open("one") as one, database.open("two") as two:
+        await one.accept(delivery("m1"), leased=False)
+        assert await two.changed_elsewhere()
+        assert not await two.changed_elsewhere()
+        assert not await one.notifications.retry([unknown])
+        assert not await one.notifications.finish(
+            unknown, SendResult(NotificationState.SENT), now=1001
+        )
+        assert not await two.changed_elsewhere()
 
 
 async def test_one_host_leads_and_what_it_writes_after_its_term_is_refused(

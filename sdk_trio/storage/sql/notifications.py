@@ -381,27 +381,31 @@ def finish(
     tx: SqlTransaction, terms: LeaseTerms, id: NotificationId, ending: SendResult, *, now: float
 ) -> bool:
     """Record the end of an attempt."""
-    tx.note_change()
     if ending.state is NotificationState.PENDING:
-        return tx.run(_UNDO_SENDING, owner=terms.owner, **_key(id)) == 1
-    changed = tx.run(
-        _FINISH_SENDING,
-        owner=terms.owner,
-        now=now,
-        state=ending.state,
-        reason=ending.reason,
-        provider_id=ending.provider_id,
-        next_attempt_at=ending.next_attempt_at,
-        finished_at=None if ending.state is NotificationState.RETRYING else now,
-        **_key(id),
-    )
+        changed = tx.run(_UNDO_SENDING, owner=terms.owner, **_key(id))
+    else:
+        changed = tx.run(
+            _FINISH_SENDING,
+            owner=terms.owner,
+            now=now,
+            state=ending.state,
+            reason=ending.reason,
+            provider_id=ending.provider_id,
+            next_attempt_at=ending.next_attempt_at,
+            finished_at=None if ending.state is NotificationState.RETRYING else now,
+            **_key(id),
+        )
+    if changed:
+        tx.note_change()
     return changed == 1
 
 
 def retry(tx: SqlTransaction, ids: Sequence[NotificationId]) -> Sequence[NotificationId]:
     """Put messages back that were not sent."""
-    tx.note_change()
-    return [id for id in ids if tx.run(_RETRY_MESSAGE, **_key(id))]
+    changed = [id for id in ids if tx.run(_RETRY_MESSAGE, **_key(id))]
+    if changed:
+        tx.note_change()
+    return changed
 
 
 def purge(tx: SqlTransaction, before: float, limit: int) -> int:
