@@ -113,16 +113,16 @@ async def _open(settings: "Settings", owner: str, lease_seconds: float, use: Sto
     if backend == "Sqlite":
         from ..base.private_files import create_data_directory
         from .claims_file import CLAIMS_NAME
-        from .engines.sqlite import TURN_NAME
+        from .engines.sqlite import WRITE_LOCK_NAME
         from .sql.schema import DATABASE_NAME
         from .sqlite_inbox import SqliteInbox
 
         directory = create_data_directory(settings.storage.path)
-        turn = directory / TURN_NAME
+        write_lock = directory / WRITE_LOCK_NAME
         # Without this lock, a command would wait for a moment without a writer, which may never
         # come while several processes are busy.
-        takes_turns = use in (StoreUse.SUPERVISOR, StoreUse.WORKER) or (
-            use is StoreUse.COMMAND and turn.exists()
+        needs_lock = use in (StoreUse.SUPERVISOR, StoreUse.WORKER) or (
+            use is StoreUse.COMMAND and write_lock.exists()
         )
         return await SqliteInbox.open(
             directory / DATABASE_NAME,
@@ -131,7 +131,7 @@ async def _open(settings: "Settings", owner: str, lease_seconds: float, use: Sto
             dedup_seconds=dedup_seconds,
             payload_seconds=payload_seconds,
             claims=directory / CLAIMS_NAME if use is StoreUse.RUNTIME else None,
-            turn=turn if takes_turns else None,
+            write_lock=write_lock if needs_lock else None,
             distrust_log=use.holds_lock,
         )
     address = postgres_address(settings)

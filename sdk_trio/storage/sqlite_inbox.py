@@ -101,7 +101,7 @@ class SqliteInbox(SqlInbox):
         dedup_seconds: float,
         payload_seconds: float,
         claims: str | os.PathLike[str] | None = None,
-        turn: str | os.PathLike[str] | None = None,
+        write_lock: str | os.PathLike[str] | None = None,
         distrust_log: bool = False,
     ) -> "SqliteInbox":
         """Open the database file ``path``, creating its tables.
@@ -115,7 +115,7 @@ class SqliteInbox(SqlInbox):
             payload_seconds: time that bodies are kept; 0 or more.
             claims: the claims file, if this is the only process that runs deliveries. None: every
                 claim is awaited.
-            turn: the file whose lock is the write lock of several processes that run deliveries.
+            write_lock: the file whose lock serializes several processes that run deliveries.
                 None: this is the only such process.
             distrust_log: rewrite a log that an earlier process left behind.
 
@@ -135,7 +135,7 @@ class SqliteInbox(SqlInbox):
         engine = SqliteEngine(
             file,
             partial(prepare_sqlite, file=file),
-            turn=None if turn is None else os.fspath(turn),
+            write_lock=None if write_lock is None else os.fspath(write_lock),
             distrust_log=distrust_log,
         )
         inbox = cls(file, terms, engine)
@@ -157,7 +157,7 @@ class SqliteInbox(SqlInbox):
         return None
 
     def writing_process(self) -> int | None:
-        return self._engine.turn_holder()
+        return self._engine.write_lock_holder()
 
     # -- admission -------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from support.supervised import Daemon, running
 from support.waiting import wait_until
 
 from sdk_trio.base.file_locks import lock_holder
-from sdk_trio.storage.engines.sqlite import TURN_NAME
+from sdk_trio.storage.engines.sqlite import WRITE_LOCK_NAME
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc/locks")
 
@@ -68,7 +68,7 @@ def workers(daemon: Daemon) -> list[int]:
 
 def holder(daemon: Daemon) -> int | None:
     """The process that receives and holds the write lock now."""
-    found = lock_holder(os.stat(daemon.directory / "data" / TURN_NAME).st_ino)
+    found = lock_holder(os.stat(daemon.directory / "data" / WRITE_LOCK_NAME).st_ino)
     return found if found in workers(daemon) else None
 
 

@@ -60,7 +60,7 @@ def file(tmp_path: Path) -> str:
 
 @pytest.fixture
 def engine(file: str) -> SqliteEngine:
-    return SqliteEngine(file, prepare, turn=f"{file}.turn")
+    return SqliteEngine(file, prepare, write_lock=f"{file}.turn")
 
 
 @pytest.fixture
@@ -735,7 +735,7 @@ async def test_units_that_wait_for_another_process_join_one_transaction(
         assert other.stdin is not None
         assert other.stdout is not None
         other.stdout.readline()
-        assert engine.turn_holder() in (other.pid, None)
+        assert engine.write_lock_holder() in (other.pid, None)
         before = engine.transactions
         async with trio.open_nursery() as nursery:
             for key in "abc":
@@ -756,7 +756,7 @@ def count(transaction):
     transaction.run("UPDATE row SET value = :value WHERE id = 1", value=value + 1)
 
 async def main(file):
-    engine = SqliteEngine(file, lambda connection: None, turn=f"{file}.turn")
+    engine = SqliteEngine(file, lambda connection: None, write_lock=f"{file}.turn")
     engine.checkpoint_bytes = 20_000
     store = GroupCommit(engine, name="store")
     async def some():

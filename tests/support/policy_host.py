@@ -73,7 +73,7 @@ async def open_store(store: str, owner: str) -> Any:
     terms = {"lease_seconds": LEASE_SECONDS, "dedup_seconds": 1e6, "payload_seconds": 1e6}
     if "dbname=" in store:
         return await PostgresInbox.open(PostgresAddress(dsn=store), owner=owner, **terms)
-    return await SqliteInbox.open(store, owner=owner, turn=f"{store}.turn", **terms)
+    return await SqliteInbox.open(store, owner=owner, write_lock=f"{store}.turn", **terms)
 
 
 async def serve(store: str, owner: str, ledger: int, rate: float, dead: str | None) -> None:

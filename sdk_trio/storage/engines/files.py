@@ -169,8 +169,8 @@ class StoreFile:
         self._directory = os.path.dirname(self.file)
         # Device, inode and last change of the directory in which the three names were found to be
         # right; None: they have to be looked at.
-        self._settled: tuple[int, int, int] | None = None
-        self._settled_until = 0.0
+        self._trusted_state: tuple[int, int, int] | None = None
+        self._trusted_until = 0.0
         self._reader = _open_by_sqlite(self.file)
         self._head = self._read_head()
         # A plain descriptor is safe here: SQLite locks no byte of the log. It is opened last, so
@@ -261,7 +261,7 @@ class StoreFile:
         # Read before the names, so that the next check finds a change in between.
         state, changed_at = self._state_of_directory()
         now = clock.monotonic()
-        if state is not None and state == self._settled and now < self._settled_until:
+        if state is not None and state == self._trusted_state and now < self._trusted_until:
             return self._reader.xFileSize()
         size = self._require(self.file, self._database_id)
         self._require(self._log, self._log_id)
@@ -269,8 +269,8 @@ class StoreFile:
         is_settled = clock.wall() - changed_at > SETTLED_SECONDS and not any(
             map(os.path.islink, (self.file, self._log, self._index))
         )
-        self._settled = state if is_settled else None
-        self._settled_until = now + TRUSTED_SECONDS
+        self._trusted_state = state if is_settled else None
+        self._trusted_until = now + TRUSTED_SECONDS
         return size
 
     def _state_of_directory(self) -> tuple[tuple[int, int, int] | None, float]:

@@ -44,14 +44,13 @@ from .sqlite_connection import (
     connect_writer,
     describe_failure,
     sync_log,
-    write_proof,
 )
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 #: Name of the file, beside the database, by whose lock several processes write one after the other.
-TURN_NAME = "inbox.turn"
+WRITE_LOCK_NAME = "inbox.turn"
 
 #: Pause before a failed read of the disk is tried again, in seconds.
 LOOK_AGAIN_SECONDS = 0.05
@@ -61,8 +60,8 @@ LOOK_AGAIN_SECONDS = 0.05
 #: for many commits.
 CHECKPOINT_BYTES = 16 << 20
 
-#: Content of the file :data:`TURN_NAME` while a failed sync may have left a hole in the log. The
-#: next process that writes rewrites the log first, even if the process with the failure has died.
+#: Content of the file :data:`WRITE_LOCK_NAME` while a failed sync may have left a hole in the log.
+#: The next process that writes rewrites the log first, even if the process with the failure died.
 UNPROVEN = b"1"
 
 #: Instructions of SQLite's virtual machine after which a query notices that it was interrupted.
@@ -77,13 +76,13 @@ class SqliteEngine:
     Args:
         file: the database.
         prepare: creates or migrates the tables, on each new connection, outside of any transaction.
-        turn: a file by whose lock several processes write one after the other; None: no other
+        write_lock: a file by whose lock several processes write one after the other; None: no other
             process writes.
         distrust_log: an existing log may have a hole, because its writer may have been killed after
             a failed sync. True for the process that holds the directory's lock.
 
     Raises:
-        OSError: ``turn`` cannot be made, or is a link.
+        OSError: ``write_lock`` cannot be made, or is a link.
     """
 
     linger: float = 0.0
@@ -98,13 +97,16 @@ class SqliteEngine:
         file: str,
         prepare: Callable[[apsw.Connection], None],
         *,
-        turn: str | None = None,
+        write_lock: str | None = None,
         distrust_log: bool = False,
     ) -> None:
         self.place: str = file
         self._prepare = prepare
-        self._turn = None if turn is None else open_turn(turn)
-        self._has_turn = False
+        self._write_lock: int | None = None
+        if write_lock is not None:
+            flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+            self._write_lock = open_file(write_lock, flags, 0o600)
+        self._has_write_lock = False
         if distrust_log:
             report_cut_index(file)
         # Whether the whole log is on the disk, or will be after the next sync.
@@ -116,9 +118,10 @@ class SqliteEngine:
         self._files: StoreFile | None = None
         # Whether transactions are synced now.
         self._synced = True
-        # Number of frames in the log after the commit in progress, 0 if it wrote nothing; and after
-        # the last commit that wrote, for the checkpoints.
-        self._frames = self._log_frames = 0
+        # Number of frames in the log after the commit in progress, 0 if it wrote nothing.
+        self._frames_of_commit = 0
+        # The same after the last commit that wrote, 0 after a checkpoint.
+        self._frames_in_log = 0
         #: The size of the log, in bytes, above which it is copied after a commit.
         self.checkpoint_bytes: int = CHECKPOINT_BYTES
         #: The numbers of connections that it has opened, and of transactions that it has begun.
@@ -139,28 +142,28 @@ class SqliteEngine:
         SQLite's own wait for its write lock sleeps and tries again. That is unfair, and no unit
         could join the batch meanwhile.
         """
-        if self._turn is not None and not self._has_turn:
-            fcntl.flock(self._turn, fcntl.LOCK_EX)
-            self._has_turn = True
+        if self._write_lock is not None and not self._has_write_lock:
+            fcntl.flock(self._write_lock, fcntl.LOCK_EX)
+            self._has_write_lock = True
             try:
-                self._log_proven &= os.pread(self._turn, 1, 0) != UNPROVEN
+                self._log_proven &= os.pread(self._write_lock, 1, 0) != UNPROVEN
             except OSError:
                 self._log_proven = False
 
     def release(self) -> bool:
-        """Let other processes write; True: a checkpoint is due, and they wait for its end.
+        """See :meth:`Engine.release`; the upkeep is a checkpoint.
 
-        A sync of the checkpoint that fails must be known before another process commits.
+        If its sync fails, that must be known before another process commits.
         """
         if self._is_log_long():
             return True
-        self._end_turn()
+        self._release_write_lock()
         return False
 
     def upkeep(self) -> None:
         """Copy a long log into the database, then let other processes write."""
         if self._is_log_long():
-            self._log_frames = 0
+            self._frames_in_log = 0
             # As with SQLite's own checkpoints, a failed one is tried again after a later commit.
             try:
                 cast("apsw.Connection", self._connection).wal_checkpoint(
@@ -168,34 +171,34 @@ class SqliteEngine:
                 )
             except apsw.Error as error:
                 self._note_failed_sync(error)
-        self._end_turn()
+        self._release_write_lock()
 
     def abandon(self) -> bool:
         """Return False: a write of a file cannot be interrupted while the disk does not answer."""
         return False
 
-    def turn_holder(self) -> int | None:
-        """Return the id of the process that holds the lock of ``turn``.
+    def write_lock_holder(self) -> int | None:
+        """Return the id of the process that holds the lock of ``write_lock``.
 
         None if there is no such file or holder, or if the system does not report it (Linux does).
         """
-        return None if self._turn is None else lock_holder(os.fstat(self._turn).st_ino)
+        return None if self._write_lock is None else lock_holder(os.fstat(self._write_lock).st_ino)
 
-    def _end_turn(self) -> None:
-        if self._turn is not None and self._has_turn:
+    def _release_write_lock(self) -> None:
+        if self._write_lock is not None and self._has_write_lock:
             if not self._log_proven:
                 self._mark(UNPROVEN)
-            self._has_turn = False
-            fcntl.flock(self._turn, fcntl.LOCK_UN)
+            self._has_write_lock = False
+            fcntl.flock(self._write_lock, fcntl.LOCK_UN)
 
     def _mark(self, content: bytes) -> None:
         """Write the mark into the lock file, until it succeeds: no process may write without it."""
-        while self._turn is not None:
+        while self._write_lock is not None:
             try:
-                if os.pread(self._turn, 1, 0) == content:
+                if os.pread(self._write_lock, 1, 0) == content:
                     return
-                os.ftruncate(self._turn, 0)
-                os.pwrite(self._turn, content, 0)
+                os.ftruncate(self._write_lock, 0)
+                os.pwrite(self._write_lock, content, 0)
             except OSError:
                 clock.sleep(LOOK_AGAIN_SECONDS)
 
@@ -204,23 +207,15 @@ class SqliteEngine:
     def transact(
         self, work: Callable[[SqlTransaction], None], *, durable: bool, only_item: bool = False
     ) -> bool:
-        """Run ``work`` in one transaction and commit it; return whether it has written anything.
+        """See :meth:`Engine.transact`; ``only_item`` saves nothing here.
 
         SQLite reports a read error of the disk as damage, too. So damage is believed only if it
         persists; until then ``work`` runs again, which callers see as a disk that hangs.
 
-        Args:
-            durable: sync the commit. An unsynced commit is in the page cache, which
-                survives this process, and the next sync is that of the whole log. After a power cut
-                before that, SQLite reads the log up to the first frame whose checksum fails, so
-                only the end of the log is lost (docs/adr/0071). This holds as long as no sync has
-                failed; see :meth:`_prove_log`.
-            only_item: ignored, because a transaction takes no round trip.
-
-        Raises:
-            StoreUnavailableError: SQLite or the disk failed; nothing was changed.
-            StoreLostError: the same, until a restart.
-            Exception: raised by ``work``; nothing was changed.
+        A commit that is not ``durable`` is in the page cache, which survives this process, and the
+        next sync is that of the whole log. After a power cut before that, SQLite reads the log up
+        to the first frame whose checksum fails, so only the end of the log is lost
+        (docs/adr/0071). This holds as long as no sync has failed; see :meth:`_prove_log`.
         """
         return self._until_damage_is_believed(self._transact, work, durable)
 
@@ -255,14 +250,7 @@ class SqliteEngine:
         return wrote
 
     def run_outside_transaction(self, work: Callable[[apsw.Connection], T]) -> T:
-        """Run ``work`` with the connection, outside of any transaction, for example for ``VACUUM``.
-
-        It may run again, as in :meth:`transact`.
-
-        Raises:
-            StoreUnavailableError: SQLite or the disk failed.
-            StoreLostError: the same, until a restart.
-        """
+        """See :meth:`Engine.run_outside_transaction`; ``work`` may run again, as above."""
 
         def attempt() -> T:
             try:
@@ -293,16 +281,6 @@ class SqliteEngine:
             connection.execute(f"PRAGMA synchronous = {'FULL' if synced else 'NORMAL'}")
             self._synced = synced
 
-    def _commit(self, connection: apsw.Connection) -> bool:
-        """Commit, and check that the commit is in the files that a restart opens."""
-        wrote, is_found = self._commit_and_check(connection)
-        if not is_found:
-            # The log was restarted by a checkpoint, or was truncated. A write shows which.
-            self._begin(connection)
-            sync_log(connection)
-            self._commit_and_check(connection)
-        return wrote
-
     def _begin(self, connection: apsw.Connection) -> SqliteTransaction:
         # The write lock is taken first: otherwise a transaction that has read can fail at its first
         # write, because another process has written in between.
@@ -311,11 +289,11 @@ class SqliteEngine:
         transaction.begin()
         return transaction
 
-    def _commit_and_check(self, connection: apsw.Connection) -> tuple[bool, bool]:
-        """Commit; return whether that has written, and :meth:`_check_files`.
+    def _commit(self, connection: apsw.Connection) -> bool:
+        """Commit; return whether that has written, once the files of a restart have the commit.
 
-        As soon as our write lock is free, another process may checkpoint the log and restart it,
-        which cannot be distinguished from a truncated log. SQLite restarts no log that a read
+        As soon as SQLite's write lock is free, another process may checkpoint the log and restart
+        it, which cannot be distinguished from a truncated log. SQLite restarts no log that a read
         transaction may still need. An unfinished query keeps ours open until after the check.
         """
         reading = None
@@ -326,10 +304,17 @@ class SqliteEngine:
         try:
             connection.execute("COMMIT")
             cast("SqliteTransaction", self._transaction).end()
-            return self._frames > 0, self._check_files()
+            wrote = self._frames_of_commit > 0
+            is_found = self._check_files()
         finally:
             if reading is not None:
                 reading.close()
+        if not is_found:
+            # The log was restarted by a checkpoint, or was truncated. A write shows which.
+            self._begin(connection)
+            sync_log(connection)
+            self._commit(connection)
+        return wrote
 
     def _check_files(self) -> bool:
         """Check that all commits are in the files that a restart opens; False: write to find out.
@@ -338,7 +323,7 @@ class SqliteEngine:
             StoreLostError: they are not.
         """
         files = cast("StoreFile", self._files)
-        frames, self._frames = self._frames, 0
+        frames, self._frames_of_commit = self._frames_of_commit, 0
         if not frames:
             return self._retry_reads(files.is_unchanged)
         self._retry_reads(partial(files.require_written, frames))
@@ -377,8 +362,10 @@ class SqliteEngine:
         """
         self._set_synced(connection, True)
         # A commit without content shows whether the disk syncs again, and how long the log is.
-        write_proof(connection)
-        frames, self._frames = self._frames, 0
+        connection.execute("BEGIN IMMEDIATE")
+        sync_log(connection)
+        connection.execute("COMMIT")
+        frames, self._frames_of_commit = self._frames_of_commit, 0
         connection.execute("BEGIN IMMEDIATE")
         try:
             pages = rewrite_log(connection.filename_wal, frames)
@@ -410,13 +397,13 @@ class SqliteEngine:
 
     def _note_frames(self, _connection: apsw.Connection, _database: str, frames: int) -> int:
         """Remember the length of the log; SQLite calls it after each commit that has written."""
-        self._frames = self._log_frames = frames
+        self._frames_of_commit = self._frames_in_log = frames
         return apsw.SQLITE_OK
 
     def _is_log_long(self) -> bool:
         if self._connection is None or self._files is None or self.lost or not self._log_proven:
             return False
-        return self._log_frames * self._files.page_size >= self.checkpoint_bytes
+        return self._frames_in_log * self._files.page_size >= self.checkpoint_bytes
 
     # -- the connection ----------------------------------------------------------------------------
 
@@ -475,13 +462,13 @@ class SqliteEngine:
 
     def close(self) -> None:
         """Close the connection and the files; call nothing afterwards."""
-        self._end_turn()
+        self._release_write_lock()
         self._disconnect()
         if self._files is not None:
             self._files.close()
-        if self._turn is not None:
-            os.close(self._turn)
-            self._turn = None
+        if self._write_lock is not None:
+            os.close(self._write_lock)
+            self._write_lock = None
 
 
 class SqliteReader:
@@ -508,13 +495,7 @@ class SqliteReader:
 
     @contextmanager
     def transaction(self) -> Iterator[SqlTransaction]:
-        """Read in one transaction, which sees every change that was committed before it began.
-
-        Raises:
-            ReadAgainError: SQLite found damage that may be a read error of the disk.
-            StoreLostError: the store's files are gone or damaged.
-            StoreUnavailableError: the file cannot be read.
-        """
+        """See :meth:`Reader.transaction`; damage is read again as long as the disk may be why."""
         engine, connection = self._engine, self._connection
         if engine.lost is not None:
             raise StoreLostError(engine.lost)
@@ -545,10 +526,7 @@ class SqliteReader:
             self.is_usable = False
 
     def interrupt(self) -> None:
-        """End the query in progress, or else the next one, with an error.
-
-        Callable from any thread. SQLite's own interrupt has no effect on a query that begins later.
-        """
+        """See :meth:`Reader.interrupt`: SQLite's own has no effect on a query that begins later."""
         self._interrupted = True
         with suppress(apsw.ConnectionClosedError):
             self._connection.interrupt()
@@ -556,12 +534,3 @@ class SqliteReader:
     def close(self) -> None:
         """Close the connection."""
         self._connection.close()
-
-
-def open_turn(file: str) -> int:
-    """Open the file by whose lock one process writes at a time.
-
-    Raises:
-        OSError: it cannot be made, or is a link.
-    """
-    return open_file(file, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)

@@ -228,15 +228,8 @@ def _use_log(connection: apsw.Connection) -> None:
             return
 
 
-def write_proof(connection: apsw.Connection) -> None:
-    """Commit a write that changes nothing: finding it in the log proves that writes get there."""
-    connection.execute("BEGIN IMMEDIATE")
-    sync_log(connection)
-    connection.execute("COMMIT")
-
-
 def sync_log(connection: apsw.Connection) -> None:
-    """Commit a write that changes nothing, which syncs all earlier commits.
+    """Write without changing anything; the commit syncs all earlier ones.
 
     SQLite writes the page of this value even if the value is unchanged.
     """
