@@ -45,17 +45,17 @@ class LeaseTerms(msgspec.Struct, frozen=True, kw_only=True):
 class Known(msgspec.Struct, frozen=True):
     """The columns of a known id's record that decide; times in Unix seconds.
 
-    ``held_until`` is the deadline of another owner's live lease, None if there is none. Our own
-    lease does not count: the caller asks only for an id that does not run in its process. So our
-    lease is a leftover of a cancelled commit or of an outcome that could not be written, and must
-    not block the redelivery.
+    ``foreign_lease_until`` is the deadline of another owner's live lease, None if there is none.
+    Our own lease does not count: the caller asks only for an id that does not run in its process.
+    So our lease is a leftover of a cancelled commit or of an outcome that could not be written, and
+    must not block the redelivery.
     """
 
     state: DeliveryState
     queued: bool
     attempts: int
     finished_at: float | None
-    held_until: float | None
+    foreign_lease_until: float | None
     process_ends: int = 0
 
 
@@ -109,7 +109,7 @@ _DONE = AdmissionRule(Admission.DONE)
 _QUEUED = AdmissionRule(Admission.QUEUED)
 _RUNNING = AdmissionRule(Admission.RUNNING)
 
-#: The rulings of ``accept``, after which the delivery is ``received``, for our own workers.
+#: The rules of ``accept``, after which the delivery is ``received``, for our own workers.
 ACCEPTING = {
     ExistingState.FORGOTTEN: _NEW_AGAIN,
     ExistingState.FINISHED: _DONE,
@@ -121,7 +121,7 @@ ACCEPTING = {
     ExistingState.PARKED: _RESTART,
 }
 
-#: The rulings of ``claim``, after which the delivery is ``running``, inline. The attempts of a dead
+#: The rules of ``claim``, after which the delivery is ``running``, inline. The attempts of a dead
 #: one are not reset: otherwise the sender's redeliveries would run it without end. A parked one was
 #: answered 200, so its sender need not deliver it again if an inline run fails: workers run it.
 CLAIMING = {
@@ -130,7 +130,7 @@ CLAIMING = {
     ExistingState.PARKED: AdmissionRule(Admission.QUEUED, Change.QUEUE),
 }
 
-#: The rulings of ``park``. A delivery that waits for a redelivery gets its last one here: the
+#: The rules of ``park``. A delivery that waits for a redelivery gets its last one here: the
 #: sender is answered 200 and does not send again, and only as ``parked`` can it be replayed.
 PARKING = {**ACCEPTING, ExistingState.DEAD: _DONE, ExistingState.PARKED: _DONE}
 
@@ -148,7 +148,7 @@ def existing_state(known: Known, *, now: float, dedup_seconds: float) -> Existin
         return ExistingState.PARKED
     if known.queued:
         return ExistingState.QUEUED
-    if known.state is DeliveryState.RUNNING and known.held_until is not None:
+    if known.state is DeliveryState.RUNNING and known.foreign_lease_until is not None:
         return ExistingState.RUNNING
     return ExistingState.WAITING
 

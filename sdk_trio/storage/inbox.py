@@ -90,7 +90,6 @@ class SqlInbox(SqlPart, ABC):
         self._accepting: GroupedWork = lambda tx, items: deliveries.accept_all(tx, terms, items)
         self._claiming: GroupedWork = lambda tx, items: deliveries.claim_all(tx, terms, items)
         self._starting: GroupedWork = lambda tx, items: deliveries.start_all(tx, terms, items)
-        self._ending: GroupedWork = lambda tx, items: deliveries.end_all(tx, terms, items)
 
     @property
     def inbox(self) -> Self:
@@ -210,14 +209,14 @@ class SqlInbox(SqlPart, ABC):
         is_ended: bool
         if isinstance(outcome, Done) and outcome.answer is None and outcome.reason is None:
             end = RunEnd(lease.sequence, lease.token, now, self._take_back_start(lease))
-            is_ended = await self._commits.gather(self._ending, lease.key, end)
+            is_ended = await self._commits.gather(deliveries.end_all, lease.key, end)
             return is_ended
         terms, start = self._terms, lease.start
 
         def work(tx: SqlTransaction) -> bool:
             if start is not None:
                 deliveries.start_all(tx, terms, [start.run])
-            return deliveries.finish(tx, terms, lease, outcome, now)
+            return deliveries.finish(tx, lease, outcome, now)
 
         return await self._commits.submit(work)
 

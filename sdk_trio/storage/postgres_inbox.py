@@ -52,7 +52,7 @@ from .history import History
 from .inbox import SqlInbox
 from .readers import ReaderPool
 from .sql import days, deliveries, reads
-from .sql.dialect import Dialect, SqlTransaction
+from .sql.dialect import Dialect
 from .sql.schema import LATER_POSTGRESQL, statements
 
 #: The checkpoint with the Unix time of the last pass that removed bodies, if ids are remembered for
@@ -63,7 +63,7 @@ _BODIES_DELETED = "storage.bodies_deleted"
 READERS = 4
 
 # The rows of stores that ended without closing; their counts move to the common row.
-_LEFT_LONG_AGO = """
+_FORGET_NODES = """
 WITH gone AS (
     DELETE FROM node WHERE id <> '' AND seen_at < now() - interval '1 day' RETURNING changes, done
 ), total AS (SELECT sum(changes) AS changes, sum(done) AS done FROM gone)
@@ -86,7 +86,7 @@ class PostgresInbox(SqlInbox):
         connect = partial(PostgresReader, address, dialect)
         readers = ReaderPool(connect, place=address.place, limit=READERS)
         super().__init__(terms, commits, readers)
-        self._effects = EffectTransactions(address, engine, terms)
+        self._effects = EffectTransactions(address, engine)
         self._history = History(address, dialect)
         self._seen: tuple[int, int] | None = None
 
@@ -176,7 +176,7 @@ class PostgresInbox(SqlInbox):
         for too long, are deleted one by one.
         """
         terms = self._terms
-        await self._commits.submit(_forget_nodes)
+        await self._commits.submit(lambda tx: tx.run(_FORGET_NODES))
         old_body = now - terms.payload_seconds
         forgotten = now - max(terms.payload_seconds, terms.dedup_seconds)
         found = await run_in_thread(self._history.keep, now, forgotten)
@@ -205,10 +205,6 @@ class PostgresInbox(SqlInbox):
     async def close(self) -> None:
         self._effects.close()
         await super().close()
-
-
-def _forget_nodes(tx: SqlTransaction) -> None:
-    tx.run(_LEFT_LONG_AGO)
 
 
 def migrate(address: PostgresAddress) -> None:
@@ -253,10 +249,9 @@ class EffectConnection(StoreConnection):
 class EffectTransactions:
     """Runs transactions of handlers in threads, on up to :data:`EFFECT_CONNECTIONS` connections."""
 
-    def __init__(self, address: PostgresAddress, engine: PostgresEngine, terms: LeaseTerms) -> None:
+    def __init__(self, address: PostgresAddress, engine: PostgresEngine) -> None:
         self._address = address
         self._engine = engine
-        self._terms = terms
         self._idle: deque[EffectConnection] = deque()
         self._in_use: set[EffectConnection] = set()
         self._limiter = trio.CapacityLimiter(EFFECT_CONNECTIONS)
@@ -295,19 +290,23 @@ class EffectTransactions:
     # -- in the thread -------------------------------------------------------------------------
 
     def _run(self, lease: Lease, attempt: int, effects: Effects[T], now: float) -> T:
+        """Run the transaction; again after a conflict, and once if our connection was a dead one.
+
+        An error is the store's while the row is being locked. Later it is the handler's, whose
+        statements may also fail at the COMMIT (a deferred constraint).
+        """
         conflicts = 0
         is_redialled = False
         while True:
             connection = self._take()
             self._in_use.add(connection)
-            # Until the row is locked, any error is the store's.
-            locked = applied = False
+            stage = "lock"
             try:
                 with self._address.transaction(connection) as last:
                     self._lock(connection, lease, attempt)
-                    locked = True
+                    stage = "apply"
                     value = self._apply(connection, effects)
-                    applied = True
+                    stage = "commit"
                     last += self._end(connection, lease, now)
             except Exception as error:  # the store's or the handler's: a driver may raise anything
                 failure = error.error if isinstance(error, EffectsFailedError) else error
@@ -317,13 +316,13 @@ class EffectTransactions:
                     continue
                 if failure is not error:
                     raise failure from None
-                if applied and connection.useless:
+                if stage == "commit" and connection.useless:
                     raise StoreUnavailableError(
                         f"the connection to {self._address.place} broke during the commit of the "
                         f"effects of {lease.key}: they and the event's end are either both "
                         "committed or neither is"
                     ) from error
-                if locked or not isinstance(error, psycopg.Error):
+                if stage != "lock" or not isinstance(error, psycopg.Error):
                     raise
                 # A connection from before a restart of the server fails when it is used, and the
                 # other idle ones are as old.
@@ -361,7 +360,7 @@ class EffectTransactions:
 
     def _end(self, connection: EffectConnection, lease: Lease, now: float) -> list[bytes]:
         transaction = self._transaction(connection)
-        deliveries.finish(transaction, self._terms, lease, Done(), now)
+        deliveries.finish(transaction, lease, Done(), now)
         return self._engine.count(transaction)
 
     def _transaction(self, connection: EffectConnection) -> PostgresTransaction:

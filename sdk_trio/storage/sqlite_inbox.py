@@ -88,7 +88,7 @@ class SqliteInbox(SqlInbox):
         self._engine = engine
         self._version: Version | None = None
         self._unawaited = UnawaitedClaims(terms, commits, readers)
-        self._ends = UnawaitedEnds(commits, self._ending, self._pending_tokens)
+        self._ends = UnawaitedEnds(commits, self._pending_tokens)
         self._accepting_new = self._accept_new
 
     @classmethod
@@ -241,7 +241,7 @@ class SqliteInbox(SqlInbox):
             if start is not None:
                 deliveries.start_all(tx, self._terms, [start.run])
             value = _apply_within_budget(tx, stored, attempt, inside)
-            deliveries.finish(tx, self._terms, stored, Done(), now)
+            deliveries.finish(tx, stored, Done(), now)
             self._unawaited.keys.check(tx)
             return value
 

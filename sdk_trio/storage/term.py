@@ -102,13 +102,13 @@ class Leadership:
     Args:
         store: the open inbox, whose store all hosts share.
         parts: runs the parts of a term; when cancelled, it ends within :data:`MARGIN_SECONDS`.
-        hurry: called before that, so that slow parts limit their time.
+        on_end_soon: called before that, so that slow parts limit their time.
     """
 
-    def __init__(self, store: TermStore, parts: Parts, hurry: Callable[[], None]) -> None:
+    def __init__(self, store: TermStore, parts: Parts, on_end_soon: Callable[[], None]) -> None:
         self._store = store
         self._parts = parts
-        self._hurry = hurry
+        self._on_end_soon = on_end_soon
         #: The number of the term in which this host leads; None: it does not.
         self.term: int | None = None
 
@@ -128,7 +128,7 @@ class Leadership:
                     async with trio.open_nursery() as nursery:
                         nursery.start_soon(self._parts, term)
                         await keep_term(self._store, term, asked)
-                        self._hurry()
+                        self._on_end_soon()
                         nursery.cancel_scope.cancel()
                 finally:
                     self.term = None

@@ -29,7 +29,7 @@ from ..errors import StoreLostError
 from ..records.deliveries import Admission, Done, Lease, NewDelivery, Outcome
 from .admission import LeaseTerms
 from .claims_file import ClaimsFile, InterruptedRun, read_claims
-from .commit import GroupCommit, GroupedWork, Unit
+from .commit import GroupCommit, Unit
 from .known_keys import StoreKeys, Version
 from .readers import ReaderPool
 from .sql import arrivals, deliveries, reads
@@ -226,7 +226,7 @@ class UnawaitedClaims:
             else:
                 is_ended[lease] = self._end(lease, Done(), now, tx)
         if stored_ends:
-            ended = deliveries.end_all(tx, self._terms, list(stored_ends.values()))
+            ended = deliveries.end_all(tx, list(stored_ends.values()))
             is_ended.update(zip(stored_ends, ended, strict=True))
         if new_runs:
             are_new = self.keys.are_new(tx, (lease.version for lease in new_runs))
@@ -239,7 +239,7 @@ class UnawaitedClaims:
         """Record the end of one run, whatever its outcome; in the commit thread."""
         self.keys.check(tx)
         if (stored := lease.stored()) is not None:
-            return deliveries.finish(tx, self._terms, stored, outcome, now)
+            return deliveries.finish(tx, stored, outcome, now)
         # Claim and outcome together. The key is looked up: it may be known by now.
         return deliveries.record_run(tx, self._terms, lease.delivery, lease.token, outcome, now)
 
@@ -257,13 +257,11 @@ class UnawaitedEnds:
 
     Args:
         commits: commits the ends.
-        ending: the grouped work that records ends of runs.
         pending_tokens: those that a renewal must not give up; the ends add theirs.
     """
 
-    def __init__(self, commits: GroupCommit, ending: GroupedWork, pending_tokens: set[int]) -> None:
+    def __init__(self, commits: GroupCommit, pending_tokens: set[int]) -> None:
         self._commits = commits
-        self._ending = ending
         self._pending_tokens = pending_tokens
         # By token, in the order in which they were posted.
         self._ends: dict[int, UnawaitedEnd] = {}
@@ -275,7 +273,8 @@ class UnawaitedEnds:
             if end.unit.finished and end.unit.error is None:
                 self._forget(end)
         self._pending_tokens.add(run.token)
-        unit = self._commits.post(self._ending, key, run, durable=True, linger=LINGER_SECONDS)
+        end_all = deliveries.end_all
+        unit = self._commits.post(end_all, key, run, durable=True, linger=LINGER_SECONDS)
         self._ends[run.token] = UnawaitedEnd(key, run, unit)
 
     def _forget(self, end: UnawaitedEnd) -> None:

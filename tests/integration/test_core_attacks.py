@@ -173,7 +173,7 @@ async def test_nothing_is_left_of_what_is_erased_while_another_host_writes(
             other = NewDelivery("m", "order.paid", b"{}", 7, 1003, tenant_id="t")
             deliveries.keep_other(tx, other)
         else:
-            deliveries.finish(tx, inbox._terms, lease, Retry(1010, "boom"), 1002)
+            deliveries.finish(tx, lease, Retry(1010, "boom"), 1002)
 
     def erase(connection: Any) -> None:
         with engine._address.transaction(connection):

@@ -16,7 +16,7 @@ from sdk_trio.storage.admission import (
 
 
 def known(state: str, **fields: object) -> Known:
-    defaults = {"queued": False, "attempts": 1, "finished_at": None, "held_until": None}
+    defaults = {"queued": False, "attempts": 1, "finished_at": None, "foreign_lease_until": None}
     return Known(DeliveryState(state), **{**defaults, **fields})  # type: ignore[arg-type] # by name
 
 
@@ -28,9 +28,9 @@ def known(state: str, **fields: object) -> Known:
         (known("dead", finished_at=0.0), ExistingState.DEAD),
         (known("parked"), ExistingState.PARKED),
         (known("received", queued=True), ExistingState.QUEUED),
-        (known("running", queued=True, held_until=0.0), ExistingState.QUEUED),
+        (known("running", queued=True, foreign_lease_until=0.0), ExistingState.QUEUED),
         (known("retrying", queued=True), ExistingState.QUEUED),
-        (known("running", held_until=1000.1), ExistingState.RUNNING),
+        (known("running", foreign_lease_until=1000.1), ExistingState.RUNNING),
         (known("running"), ExistingState.WAITING),
         (known("dead", process_ends=1), ExistingState.PROCESS_ENDED),
         (known("retrying"), ExistingState.WAITING),

@@ -84,7 +84,7 @@ def tx() -> Iterator[SqliteTransaction]:
         ((_, sequence),) = deliveries.accept_all(tx, TERMS, [deliveries.Arriving(incoming[1], 1)])
         assert sequence is not None
         lease = Lease("k", 1, sequence)
-        deliveries.finish(tx, TERMS, lease, Dead("E"), incoming[1].received_at)
+        deliveries.finish(tx, lease, Dead("E"), incoming[1].received_at)
         deliveries.accept_all(tx, TERMS, [deliveries.Arriving(incoming[2], None)])
         add_done(tx, incoming[3:])
     arrivals.remove(tx, range(40, 50))
@@ -197,7 +197,7 @@ def test_every_statement_finds_its_rows_by_an_index(tx: SqliteTransaction) -> No
         )
         for lease, outcome in zip(held, OUTCOMES, strict=False):
             deliveries.join(tx, lease)
-            deliveries.finish(tx, TERMS, lease, outcome, 3.0)
+            deliveries.finish(tx, lease, outcome, 3.0)
         deliveries.replay(tx, ["p0", "p1"])
         deliveries.repeat(tx, ["p0", "p1"])
         leases.claim_due(tx, TERMS, leases.PollCursor(), limit=9, now=1e9, take_expired=True)

@@ -149,7 +149,7 @@ class Writes(RuleBasedStateMachine):
         token = before["lease_token"]
         named = self.new_token() if stale or token is None else token
         lease = Lease(key, named, before["sequence"])
-        is_ended = deliveries.finish(self.tx, terms, lease, outcome, self.now)
+        is_ended = deliveries.finish(self.tx, lease, outcome, self.now)
         assert is_ended == (lease.token == token)
         if lease.token != token:
             assert self.row(key) == before, "a run without a lease has written its outcome"
@@ -165,7 +165,7 @@ class Writes(RuleBasedStateMachine):
         ]
         if stale and ends:
             ends[0] = msgspec.structs.replace(ends[0], token=self.new_token())
-        ended = deliveries.end_all(self.tx, HERE, ends)
+        ended = deliveries.end_all(self.tx, ends)
         for row, end, done in zip(rows, ends, ended, strict=True):
             assert done == (row["lease_token"] == end.token)
             assert self.row(row["key"])["state"] == "done" if done else self.row(row["key"]) == row
@@ -354,10 +354,10 @@ def prepare(tx: SqliteTransaction, stories: list[str]) -> dict[int, Lease]:
         if story in ("started", "failed"):
             deliveries.start_all(tx, HERE, [start])
         if story == "failed":
-            deliveries.finish(tx, HERE, lease, Retry(1002.0, "E"), 1001.5)
+            deliveries.finish(tx, lease, Retry(1002.0, "E"), 1001.5)
             deliveries.start_all(tx, HERE, [start])
         if story == "done":
-            deliveries.finish(tx, HERE, lease, Done(), 1001.0)
+            deliveries.finish(tx, lease, Done(), 1001.0)
     return held
 
 
@@ -378,7 +378,7 @@ def test_writes_of_many_leave_what_those_of_each_leave(runs, arriving):
         new = [Ran(delivery(f"n{number}", 1004.0), 1, 1005.0) for number in range(arriving)]
         left = [Arriving(delivery(f"l{number}", 1004.0), None) for number in range(arriving)]
         for ended in [ends] if together else [[each] for each in ends]:
-            deliveries.end_all(tx, HERE, ended)
+            deliveries.end_all(tx, ended)
         for done in [new] if together else [[each] for each in new]:
             deliveries.add_done(tx, HERE, done)
         for some in [left] if together else [[each] for each in left]:
@@ -405,11 +405,11 @@ def test_an_outcome_with_a_stale_token_changes_nothing(outcome: Outcome) -> None
     current = claim(tx, HERE, 1003.0).leases["a"]
     assert current.token != stale.token
     before = [tx.all(f"SELECT * FROM {table}") for table in TABLES]
-    assert not deliveries.finish(tx, HERE, stale, outcome, 1004.0)
+    assert not deliveries.finish(tx, stale, outcome, 1004.0)
     assert not deliveries.join(tx, stale)
     assert leases.release(tx, [stale]) == 0
     assert [tx.all(f"SELECT * FROM {table}") for table in TABLES] == before
-    assert deliveries.finish(tx, HERE, current, outcome, 1004.0)
+    assert deliveries.finish(tx, current, outcome, 1004.0)
     assert [tx.all(f"SELECT * FROM {table}") for table in TABLES] != before
 
 
@@ -424,9 +424,9 @@ def test_an_expired_lease_is_claimed_again() -> None:
     theirs = claim(tx, THERE, 1020.9).leases["a"]
     renewed = leases.renew(tx, HERE, [mine], (), now=1021.0)
     assert (renewed.lost, renewed.given_up) == (frozenset(["a"]), 0)
-    deliveries.finish(tx, HERE, mine, Done(), 1021.0)
+    deliveries.finish(tx, mine, Done(), 1021.0)
     assert reads.counts(tx)[DeliveryState.DONE] == 0
-    deliveries.finish(tx, THERE, theirs, Done(), 1022.0)
+    deliveries.finish(tx, theirs, Done(), 1022.0)
     assert reads.counts(tx)[DeliveryState.DONE] == 1
 
 
@@ -435,12 +435,12 @@ def test_a_replayed_earlier_event_of_a_lane_waits_only_for_the_later_one() -> No
     for key in ("a", "b"):
         accept(tx, NewDelivery(key, "t", b"{}", 1, 1.0, "s", True))
     (first,) = claim(tx, HERE, 2.0).leases.values()
-    deliveries.finish(tx, HERE, first, Dead("E"), 3.0)
+    deliveries.finish(tx, first, Dead("E"), 3.0)
     (later,) = claim(tx, HERE, 4.0).leases.values()
     assert deliveries.replay(tx, ["a"]) == ["a"]
     accept(tx, NewDelivery("c", "t", b"{}", 1, 1.0, "another", True))
     assert set(claim(tx, HERE, 5.0).leases) == {"c"}
-    deliveries.finish(tx, HERE, later, Done(), 6.0)
+    deliveries.finish(tx, later, Done(), 6.0)
     assert set(claim(tx, HERE, 7.0).leases) == {"a"}
 
 
@@ -456,7 +456,7 @@ def test_a_start_is_waited_for_once_a_process_that_may_have_begun_it_is_gone() -
     assert claim(tx, HERE, 1001.0).unbegun == {"waits"}
     fails = claimed.leases["fails"]
     deliveries.start_all(tx, HERE, [RunStart(fails.sequence, fails.token, 1001.0)])
-    deliveries.finish(tx, HERE, fails, Retry(1002.0, "E"), 1001.5)
+    deliveries.finish(tx, fails, Retry(1002.0, "E"), 1001.5)
     assert claim(tx, HERE, 1003.0).unbegun == set(), "a later run"
     # The other process ends: its events may have run without a trace.
     assert leases.recover(tx, HERE, dead=None) == 1
@@ -497,7 +497,7 @@ def steps_of_a_poll(blocked: int, kept: int) -> int:
         held |= claimed.leases
         if not claimed.more:
             break
-    deliveries.finish(tx, HERE, held["k0"], Done(), now)
+    deliveries.finish(tx, held["k0"], Done(), now)
     found = []
     steps = steps_of(
         tx,

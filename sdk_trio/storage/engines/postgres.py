@@ -151,13 +151,17 @@ class PostgresTransaction:
 
 
 class _NotAloneError(Exception):
-    """The unit needs a transaction."""
+    """The work needs more than one statement."""
 
 
 class _LoneStatement:
-    """The transaction of a lone unit, which may be one statement that commits itself.
+    """The transaction of a lone item, if one statement is all of its work and commits itself.
 
-    Any other method raises :class:`_NotAloneError`, before anything was changed.
+    It saves the round trips of BEGIN and COMMIT. The engine offers it to the work of a batch of one
+    item (``only_item``). Such work calls :meth:`complete`, or :meth:`insert` with ``complete``, and
+    its statement counts the change itself (``counted`` in ``sql/dialect.py``). Any other method
+    raises :class:`_NotAloneError` before anything was changed, and the work runs again in a
+    transaction.
     """
 
     __slots__ = ("_connection", "_counted", "_has_changed", "_node", "dialect")
@@ -315,7 +319,7 @@ class PostgresEngine:
     def transact(
         self, work: Callable[[SqlTransaction], None], *, durable: bool, only_item: bool = False
     ) -> bool:
-        """Run ``work`` in one transaction and commit it; see the protocol. Return True.
+        """See :meth:`Engine.transact`; it returns True.
 
         After a wait for a lock in vain, later calls wait only briefly for theirs, until
         :meth:`acquire`: they are the units of a batch that has waited already.
@@ -326,8 +330,8 @@ class PostgresEngine:
             connection = self._connection.get()
             try:
                 # Behind a pooler, and for a shorter wait, settings must precede the statement.
-                only_item = only_item and not connection.pooled and not self._hurried
-                if not only_item or not self._transact_only_item(connection, work):
+                is_lone = only_item and not connection.pooled and not self._hurried
+                if not is_lone or not self._run_lone_statement(connection, work):
                     self._attempt(connection, work)
             except psycopg.Error as error:
                 if is_conflict(error) and conflicts < CONFLICT_LIMIT:
@@ -344,7 +348,7 @@ class PostgresEngine:
             else:
                 return True
 
-    def _transact_only_item(
+    def _run_lone_statement(
         self, connection: StoreConnection, work: Callable[[SqlTransaction], None]
     ) -> bool:
         """Run ``work`` if it is one statement that commits itself; False: it is not."""
@@ -455,12 +459,7 @@ class PostgresReader:
 
     @contextmanager
     def transaction(self) -> Iterator[PostgresTransaction]:
-        """Return a transaction that only reads; reconnect first if the server ended the connection.
-
-        Raises:
-            ReadAgainError: the connection broke; the next call opens another one.
-            StoreUnavailableError: the server failed.
-        """
+        """See :meth:`Reader.transaction`; a connection that the server ended is dialled again."""
         before = self._connection.current
         connection = self._connection.get()
         try:
@@ -473,11 +472,7 @@ class PostgresReader:
             raise described from error
 
     def interrupt(self) -> None:
-        """Cancel the query in progress; callable from any thread.
-
-        It blocks while the server does not answer. After :data:`CANCEL_SECONDS` the connection is
-        cut anyway, and the query ends.
-        """
+        """See :meth:`Reader.interrupt`; after :data:`CANCEL_SECONDS` the connection is cut."""
         connection = self._connection.current
         if connection is None or connection.useless:
             return

@@ -509,7 +509,7 @@ _BESIDE_ENDED = arrivals.Beside(
 )
 
 
-def end_all(tx: SqlTransaction, terms: LeaseTerms, runs: Sequence[RunEnd]) -> list[bool]:
+def end_all(tx: SqlTransaction, runs: Sequence[RunEnd]) -> list[bool]:
     """Record successful runs. False: no change, we do not hold the lease."""
     if not tx.dialect.is_sqlite:
         ended = {row[0] for row in tx.complete(_END, **_columns_of(runs))}
@@ -613,12 +613,12 @@ def record_run(
     """Record the claim and the outcome of an inline run in one transaction; False: no change."""
     ((admitted, sequence),) = claim_all(tx, terms, [Arriving(delivery, token)])
     if admitted.admission is Admission.NEW and sequence is not None:
-        return finish(tx, terms, Lease(delivery.key, token, sequence), outcome, now)
+        return finish(tx, Lease(delivery.key, token, sequence), outcome, now)
     known = arrivals.find_one(tx, delivery.key) if isinstance(outcome, Done) else None
     if known is None:
         return False
     tx.run(_ADOPT, sequence=known, token=token, owner=terms.owner, now=now)
-    return end_all(tx, terms, [RunEnd(known, token, now, delivery.received_at)]) == [True]
+    return end_all(tx, [RunEnd(known, token, now, delivery.received_at)]) == [True]
 
 
 _HAS_LEASE = f"sequence = :sequence AND lease_token = :token AND {unfinished()}"
@@ -676,9 +676,7 @@ def note_reason(tx: SqlTransaction, sequence: int, reason: str) -> None:
     tx.run(_NOTE_REASON, sequence=sequence, reason=reason)
 
 
-def finish(
-    tx: SqlTransaction, terms: LeaseTerms, lease: Lease, outcome: Outcome, now: float
-) -> bool:
+def finish(tx: SqlTransaction, lease: Lease, outcome: Outcome, now: float) -> bool:
     """Record the outcome of a run; False: no change, its lease is stale."""
     ours = {"sequence": lease.sequence, "token": lease.token, "now": now}
     sequence = lease.sequence
@@ -686,7 +684,7 @@ def finish(
         case Done(answer, reason):
             if answer is not None:
                 _add_attempt(tx, sequence, tx.one(_RUN_OF, **ours), now, "", answer)
-            (is_ended,) = end_all(tx, terms, [RunEnd(sequence, lease.token, now)])
+            (is_ended,) = end_all(tx, [RunEnd(sequence, lease.token, now)])
             if reason is not None and is_ended:
                 note_reason(tx, sequence, reason)
             return is_ended

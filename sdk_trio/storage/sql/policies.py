@@ -349,7 +349,7 @@ class _Choice:
             token=token,
         )
         runs = [RunEnd(number, token + number, self._now) for (number,) in rows]
-        done = end_all(self._tx, self._terms, runs)
+        done = end_all(self._tx, runs)
         for run, is_done in zip(runs, done, strict=True):
             if is_done:
                 key, newer = superseded[run.sequence]
