@@ -248,11 +248,11 @@ class Experiment:
         async with self.store() as (settings, store):
             tenants = await TenantService(settings, store.tenants).all()
             for key in [None, *(each.id for each in tenants)]:
-                text = await store.inbox.read_checkpoint(state_name(key))
+                text = await store.read_checkpoint(state_name(key))
                 state = attrs.evolve(
                     AccountState.from_text(text), contact=time.time() - hours * HOUR
                 )
-                await store.inbox.write_checkpoint(state_name(key), state.as_text())
+                await store.write_checkpoint(state_name(key), state.as_text())
 
     # -- the upstream ------------------------------------------------------------------------
 

@@ -129,7 +129,7 @@ def cancel(seconds: float) -> bool:
                 case 3:
                     await inbox.finish(key, Retry(time.time(), "no"), now=time.time())
                 case 4:
-                    await inbox.take_due(limit=5, now=time.time())
+                    await inbox.claim_due(limit=5, now=time.time())
                 case 5:
                     await inbox.find(limit=50)
                 case 6:
@@ -181,7 +181,7 @@ def bloat(seconds: float) -> bool:
                     key = f"{name}-{each}-{number}"
                     number += 1
                     await inbox.accept(incoming(key), leased=False)
-                    for record in (await inbox.take_due(limit=1, now=time.time())).records:
+                    for record in (await inbox.claim_due(limit=1, now=time.time())).records:
                         await inbox.start(record.key, now=time.time())
                         await inbox.finish(record.key, Done(), now=time.time())
                         done += 1
@@ -190,7 +190,7 @@ def bloat(seconds: float) -> bool:
                 for each in range(20):
                     nursery.start_soon(worker, each)
             forget_blocks(server)
-            await inbox.take_due(limit=1, now=time.time())
+            await inbox.claim_due(limit=1, now=time.time())
         looked = sum(each for query, each in blocks(server, database).items() if "work AS" in query)
         return done / seconds, int(looked)
 
@@ -326,7 +326,7 @@ async def _take(inbox: Inbox, tasks: int) -> None:
             nursery.start_soon(work)
         more = True
         while more:
-            due = await inbox.take_due(limit=100, now=time.time())
+            due = await inbox.claim_due(limit=100, now=time.time())
             for record in due.records:
                 await send.send((record.key, record.key in due.unbegun))
             more = due.more

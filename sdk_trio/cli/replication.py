@@ -379,7 +379,7 @@ def verify(arguments: Namespace) -> int:
 
     async def work() -> Sequence[Verification]:
         async with open_store(settings) as store:
-            keeper = VerificationKeeper(Verifier(settings, reader), store.inbox)
+            keeper = VerificationKeeper(Verifier(settings, reader), store)
             tenants = TenantService(settings, store.tenants)
             if arguments.tenant is not None:
                 tenant = await tenants.get(arguments.tenant)

@@ -153,7 +153,7 @@ async def _purge(
         left = await purger.wipe()
         if left is not None:
             unreached.append(left)
-        return rows, unreached, await store.inbox.other_tables()
+        return rows, unreached, await store.other_tables()
 
 
 def _row(

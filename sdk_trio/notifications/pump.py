@@ -216,7 +216,7 @@ class ChannelRunner:
         """Start up to ``free`` attempts; return the seconds until there may be more."""
         try:
             async with self._claim_lock:
-                due = await self._store.take_due(self.name, limit=free, now=self._clock())
+                due = await self._store.claim_due(self.name, limit=free, now=self._clock())
                 claimed = [record for record in due.records if record.id not in self.held]
                 self.held.update(record.id for record in claimed)
         except StoreUnavailableError as error:

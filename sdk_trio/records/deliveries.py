@@ -223,7 +223,7 @@ class Admitted(msgspec.Struct, frozen=True, gc=False):
 
 
 class Due(msgspec.Struct, frozen=True):
-    """The result of ``take_due``.
+    """The result of ``claim_due``.
 
     ``records`` include their bodies; ``leases`` has the lease of each, by key. ``more``: ask again
     at once, because further records may be due: beyond ``limit``, in lanes that were not read, or

@@ -96,7 +96,7 @@ class OutboxPoll:
 
 @attrs.frozen
 class DueNotifications:
-    """The result of ``take_due``; the caller holds the lease of every record.
+    """The result of ``claim_due``; the caller holds the lease of every record.
 
     ``lost`` became ``unknown``: another owner's lease expired in ``sending``. ``more``: further
     messages were due beyond the limit. ``next_due_at`` is the time of the next retry, or None.

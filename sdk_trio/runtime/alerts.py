@@ -229,7 +229,7 @@ class Alerts:
             )
             try:
                 store = self._runtime.receiver.whole_store
-                found["pauses"] = await store.inbox.pauses(now=now)
+                found["pauses"] = await store.pauses(now=now)
                 since = now - options.repeat_hours * 3600.0
                 found["new_dead_letters"] = (
                     await store.alerts.count_dead_letters(since=since)
@@ -238,7 +238,7 @@ class Alerts:
                 )
                 if options.silence_minutes is not None:
                     silent_since = now - options.silence_minutes * 60.0
-                    last = await self._arrivals.last(store.inbox, silent_since, now)
+                    last = await self._arrivals.last(store, silent_since, now)
                     found["last_delivery_at"] = (
                         self._not_ahead("newest", last, now) if last is not None else None
                     )

@@ -31,13 +31,6 @@ class WaitingEvent(msgspec.Struct, frozen=True):
     changed_at: float | None
 
 
-def waiting_event(
-    sequence: int, key: str, event_type: str, raw: bytes, *, now: float
-) -> WaitingEvent:
-    """Return a waiting event, with the time of the state in its body; ``now`` in Unix seconds."""
-    return WaitingEvent(sequence, key, event_type, time_of_state(raw, now))
-
-
 def time_of_state(raw: bytes | None, by: float) -> float | None:
     """Return when the state in a body changed; None if it has no time that was possible ``by``."""
     at = stored_state(raw).changed_at

@@ -12,7 +12,7 @@ Cancellation: a write that has begun is finished, see ``storage.commit``; a read
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 import trio
@@ -90,11 +90,6 @@ class SqlInbox(SqlPart, ABC):
         self._accepting: GroupedWork = lambda tx, items: deliveries.accept_all(tx, terms, items)
         self._claiming: GroupedWork = lambda tx, items: deliveries.claim_all(tx, terms, items)
         self._starting: GroupedWork = lambda tx, items: deliveries.start_all(tx, terms, items)
-
-    @property
-    def inbox(self) -> Self:
-        """The deliveries."""
-        return self
 
     @cached_property
     def tenants(self) -> "SqlTenants":
@@ -231,9 +226,9 @@ class SqlInbox(SqlPart, ABC):
     # -- leases ----------------------------------------------------------------------------------
 
     release = committed(leases.release)
-    take_suspects = committed_by_owner(leases.claim_suspects)
+    claim_suspects = committed_by_owner(leases.claim_suspects)
 
-    async def take_due(
+    async def claim_due(
         self,
         *,
         limit: int,

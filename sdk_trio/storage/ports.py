@@ -65,11 +65,11 @@ class Inbox(Protocol):
     :meth:`evidence`.
 
     An inbox acts for one *owner*, named when it is opened. Each run has a :class:`Lease`, which
-    ``accept``, ``claim``, ``take_due`` and ``take_suspects`` return and the caller holds. A method
-    that gets a lease changes nothing if it is *stale*: it has ended, or the delivery was claimed
-    again: see its result. ``renew`` extends the leases that it is given, and gives up all other
-    leases of its owner: the call that took them was abandoned, or an outcome could not be recorded.
-    Leases of other owners are taken over when they have expired (``take_due``), or when their
+    ``accept``, ``claim``, ``claim_due`` and ``claim_suspects`` return and the caller holds. A
+    method that gets a lease changes nothing if it is *stale*: it has ended, or the delivery was
+    claimed again: see its result. ``renew`` extends the leases that it is given, and gives up all
+    others of its owner: the call that took them was abandoned, or an outcome could not be recorded.
+    Leases of other owners are taken over when they have expired (``claim_due``), or when their
     owners are known to be dead (``recover``).
     """
 
@@ -116,7 +116,7 @@ class Inbox(Protocol):
         waiting for a redelivery after a failed inline run. It is then ``received`` and queued; its
         attempts are 0 if it was done, dead or parked. A dead delivery in whose runs a process ended
         is ``DONE``: only :meth:`replay` runs it again. With ``leased`` the caller runs a new
-        delivery itself, unless it is ordered; otherwise the next ``take_due`` claims it. Any other
+        delivery itself, unless it is ordered; otherwise the next ``claim_due`` claims it. Any other
         answer changes nothing: ``DONE``, ``QUEUED``, or ``RUNNING`` (inline, under the live lease
         of another owner).
         """
@@ -168,7 +168,7 @@ class Inbox(Protocol):
     def start_unawaited(self, lease: Lease, *, now: float) -> None:
         """Start a run without awaiting the commit; the commits of later calls follow it.
 
-        For the first run of a delivery that this process has just accepted, or that ``take_due``
+        For the first run of a delivery that this process has just accepted, or that ``claim_due``
         returned as unbegun. It saves one sync of the disk (docs/adr/0047-unawaited-claims.md). It
         raises nothing. A failure of the store is logged, and the run may then not be counted.
         """
@@ -218,7 +218,7 @@ class Inbox(Protocol):
         """Give up leases of runs that never started; return how many were not stale."""
         ...
 
-    async def take_due(
+    async def claim_due(
         self,
         *,
         limit: int,
@@ -260,22 +260,22 @@ class Inbox(Protocol):
         """Take away the leases of ``owner``, known to be dead, and return how many.
 
         Interrupted runs are counted and put back as :meth:`recover` does, with a lease of
-        ``successor``: only its :meth:`take_suspects` finds them until the lease ends. The same
+        ``successor``: only its :meth:`claim_suspects` finds them until the lease ends. The same
         happens to deliveries that an earlier call left to ``owner`` and that it had not run yet.
         Deliveries that had not begun to run are due at once. An owner without leases is not an
         error.
         """
         ...
 
-    async def take_suspects(
+    async def claim_suspects(
         self, *, limit: int, now: float, limits: ClaimLimits | None = None
     ) -> Due:
         """Lease up to ``limit`` queued, ``received`` deliveries with ``process_ends``, by age.
 
-        They are the deliveries of :meth:`take_due` that ran when a process ended, and those that
+        They are the deliveries of :meth:`claim_due` that ran when a process ended, and those that
         :meth:`take_over` has left to this owner. An owner calls this when it starts: deliveries
         that it has leased already are included. ``limits`` are
-        obeyed as by :meth:`take_due`. The result has no next time, and ``more`` is false.
+        obeyed as by :meth:`claim_due`. The result has no next time, and ``more`` is false.
         """
         ...
 
@@ -296,7 +296,7 @@ class Inbox(Protocol):
         """Pause the deliveries whose type matches ``glob``, until it is resumed or ``until``.
 
         A glob that is paused already gets the new reason and end. Those who claim deliveries obey
-        it: see :meth:`pauses` and :meth:`take_due`.
+        it: see :meth:`pauses` and :meth:`claim_due`.
         """
         ...
 
@@ -323,8 +323,8 @@ class Inbox(Protocol):
     async def renew(self, leases: Collection[Lease], *, now: float) -> Renewed:
         """Extend ``leases``, and give up all other leases of this owner.
 
-        Calls of ``accept`` and ``claim`` in progress keep theirs; no call of ``take_due`` or
-        ``take_suspects`` may be in progress. An inbox writes in the order of its calls, so
+        Calls of ``accept`` and ``claim`` in progress keep theirs; no call of ``claim_due`` or
+        ``claim_suspects`` may be in progress. An inbox writes in the order of its calls, so
         abandoned calls are done by then. A delivery that is given up
         is in the state after ``Released``: due for every owner, or, if it was inline, waiting for
         the sender's redelivery.
@@ -701,10 +701,10 @@ class NotificationStore(Protocol):
         ...
 
     async def poll(self, channels: Mapping[str, bool], *, now: float) -> "OutboxPoll":
-        """Return whether ``create_messages`` or ``take_due`` would find anything; only read."""
+        """Return whether ``create_messages`` or ``claim_due`` would find anything; only read."""
         ...
 
-    async def take_due(self, channel: str, *, limit: int, now: float) -> "DueNotifications":
+    async def claim_due(self, channel: str, *, limit: int, now: float) -> "DueNotifications":
         """Lease up to ``limit`` messages of one channel without a lease, oldest first.
 
         ``pending`` messages are due, ``retrying`` ones whose time has come, and any whose lease (of
@@ -816,11 +816,6 @@ class Store(Inbox, Protocol):
 
     One writer commits all of it.
     """
-
-    @property
-    def inbox(self) -> Inbox:
-        """The deliveries: the store itself."""
-        ...
 
     @property
     def tenants(self) -> TenantStore:

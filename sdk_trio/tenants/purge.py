@@ -140,7 +140,7 @@ class Purger:
         # The upgrade copied that file into the tenant's database and left it where it was
         # (docs/adr/0010-single-tenant-upgrade.md).
         self._named_source = settings.multi_tenant.single_tenant_upgrade.source_database
-        self._inbox = store.inbox
+        self._inbox = store
         self._store = store.tenants
         self._upgrade = store.upgrade
         self._replicas = replicas

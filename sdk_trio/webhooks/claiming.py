@@ -35,7 +35,7 @@ class Claimer:
         """Claim at most ``limit`` due events; return them with the leases held, by key.
 
         An event without a held lease already runs in this process. ``take_expired``: as for
-        :meth:`Inbox.take_due`. Pauses and policies are obeyed; at most ``free_workers`` events of
+        :meth:`Inbox.claim_due`. Pauses and policies are obeyed; at most ``free_workers`` events of
         limited handlers are claimed.
 
         Cancellation waits for the store, at most ``storage.commit.ANSWER_SECONDS``: an abandoned
@@ -46,7 +46,7 @@ class Claimer:
         """
         async with self._runner.leases.lock:
             with trio.CancelScope(shield=True):
-                due = await self._inbox.take_due(
+                due = await self._inbox.claim_due(
                     limit=limit,
                     now=self._clock(),
                     take_expired=take_expired,
@@ -64,7 +64,7 @@ class Claimer:
         """
         async with self._runner.leases.lock:
             with trio.CancelScope(shield=True):
-                due = await self._inbox.take_suspects(
+                due = await self._inbox.claim_suspects(
                     limit=limit,
                     now=self._clock(),
                     limits=self._runner.pauses.limits(free_workers=limit),

@@ -561,7 +561,7 @@ class WebhookReceiver:
             )
         )
         if not self.settings.multi_tenant.enabled:
-            return store.inbox, None, store
+            return store, None, store
         # Imported here, so that receivers without tenants do not load these modules.
         from ..tenants.tenancy import TenantRuntime
 
@@ -572,7 +572,7 @@ class WebhookReceiver:
         # begins empty.
         if share.singletons and self.settings.storage.backend is not StorageBackend.MEMORY:
             await self._upgrade(store, tenancy)
-        return store.inbox, tenancy, store
+        return store, tenancy, store
 
     async def _upgrade(self, store: Store, tenancy: "TenantRuntime") -> None:
         from ..tenants.upgrade import Quiescence

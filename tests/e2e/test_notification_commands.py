@@ -64,7 +64,7 @@ async def seed(shell: Shell, *endings: NotificationState) -> None:
             now = time.time()
             await transition(store, f"t{number}", now=now)
             await notifications.create_messages({"email": False}, now=now, oldest=0.0)
-            (record,) = (await notifications.take_due("email", limit=9, now=now)).records
+            (record,) = (await notifications.claim_due("email", limit=9, now=now)).records
             await notifications.start(record.id, now=now)
             await notifications.finish(record.id, SendResult(state, "it is so"), now=now)
 

@@ -37,7 +37,7 @@ async def take(inbox: Any, *, now: float) -> list[str]:
     """Claim all due events, as the feeder does."""
     taken: list[str] = []
     while True:
-        due = await inbox.take_due(limit=9, now=now)
+        due = await inbox.claim_due(limit=9, now=now)
         taken += [record.key for record in due.records]
         if not due.more:
             return taken
@@ -72,9 +72,9 @@ async def test_an_expired_lease_does_not_block_an_earlier_delivery_of_its_lane(
     dead, alive = await stores.open("dead"), await stores.open("alive")
     for name in ("first", "second"):
         await dead.accept(delivery(name, subject="s", ordered=True), leased=False)
-    await dead.take_due(limit=9, now=1001)
+    await dead.claim_due(limit=9, now=1001)
     await dead.finish("first", Dead("boom"), now=1002)
-    await dead.take_due(limit=9, now=1003)
+    await dead.claim_due(limit=9, now=1003)
     await dead.start("second", now=1003)
     await alive.replay(["first"])
     assert await take(alive, now=1004) == []

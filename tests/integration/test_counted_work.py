@@ -307,7 +307,7 @@ async def test_a_lone_delivery_costs_no_more_round_trips_on_postgresql_than_it_d
             "finish with a retry": await count(
                 partial(inbox.finish, failed.key, Retry(1e9, "no"), now=1002)
             ),
-            "poll": await count(partial(inbox.take_due, limit=9, now=1003)),
+            "poll": await count(partial(inbox.claim_due, limit=9, now=1003)),
         }
         return counted
 

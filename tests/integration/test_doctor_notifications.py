@@ -46,7 +46,7 @@ async def seed(doctor, *endings, age=0.0):
             await transition(store, f"t{number}", now=now)
             await store.notifications.create_messages({"email": False}, now=now, oldest=0.0)
             if state is not None:
-                (record,) = (await store.notifications.take_due("email", limit=9, now=now)).records
+                (record,) = (await store.notifications.claim_due("email", limit=9, now=now)).records
                 await store.notifications.start(record.id, now=now)
                 await store.notifications.finish(record.id, SendResult(state, "so"), now=now)
         await add_tenant(store, "bolt")

@@ -351,7 +351,7 @@ async def test_a_run_that_was_taken_over_applies_nothing(
     place: Place, two: tuple[Any, Any]
 ) -> None:
     first, second = two
-    (taken,) = (await second.take_due(limit=1, now=1020)).records
+    (taken,) = (await second.claim_due(limit=1, now=1020)).records
     await second.start(taken.key, now=1020)
 
     def effects(transaction: Transaction) -> None:
@@ -480,7 +480,7 @@ async def test_a_long_transaction_delays_no_other_and_is_not_taken_over(
         await trio.to_thread.run_sync(inside.wait, 30)
         # Past the end of its lease: the locked row is passed over, and not waited for.
         await first.renew(["m1"], now=1100)
-        assert (await second.take_due(limit=9, now=1100)).records == []
+        assert (await second.claim_due(limit=9, now=1100)).records == []
         assert await second.recover() == 0
         await first.accept(delivery("m2"), leased=True)
         goes_on.set()

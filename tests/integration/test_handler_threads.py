@@ -453,7 +453,7 @@ async def test_a_wait_for_a_thread_that_is_cancelled_releases_the_event(held):
 
 
 async def due_at(bench):
-    return (await bench.inbox.take_due(limit=9, now=trio.current_time())).records
+    return (await bench.inbox.claim_due(limit=9, now=trio.current_time())).records
 
 
 async def test_a_failing_store_is_reported_to_the_waiting_sender(monkeypatch):

@@ -347,13 +347,13 @@ async def test_a_retry_is_handed_out_at_its_time_and_not_before(stores: Stores) 
     await notifications.create_messages({}, now=0.0, oldest=0.0)
     await transition(store, now=1.0)
     await notifications.create_messages({"sms": False}, now=1.0, oldest=0.0)
-    (record,) = (await notifications.take_due("sms", limit=5, now=1.0)).records
+    (record,) = (await notifications.claim_due("sms", limit=5, now=1.0)).records
     await notifications.start(record.id, now=1.0)
     again = SendResult(NotificationState.RETRYING, "answered 503", next_attempt_at=9.0)
     assert await notifications.finish(record.id, again, now=2.0)
-    early = await notifications.take_due("sms", limit=5, now=8.9)
+    early = await notifications.claim_due("sms", limit=5, now=8.9)
     assert (early.records, early.next_due_at) == ([], 9.0)
     assert (await notifications.poll({"sms": False}, now=8.9)).due == frozenset()
     assert (await notifications.poll({"sms": False}, now=9.0)).due == {"sms"}
-    (record,) = (await notifications.take_due("sms", limit=5, now=9.0)).records
+    (record,) = (await notifications.claim_due("sms", limit=5, now=9.0)).records
     assert (record.attempts, record.reason) == (1, "answered 503")

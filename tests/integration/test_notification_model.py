@@ -82,7 +82,7 @@ class NotificationMachine(RuleBasedStateMachine):
             self.happen(by=0, tenant=tenant, announced=not drawn)
         self.create_messages(by=0, only=None, limit=500)
         for by, channel, steps in begun:
-            self.take_due(by=by, channel=channel, limit=1)
+            self.claim_due(by=by, channel=channel, limit=1)
             if steps:
                 self.start(by=by, stray=steps)
 
@@ -152,8 +152,8 @@ class NotificationMachine(RuleBasedStateMachine):
         return lost
 
     @rule(by=who, channel=channels, limit=st.integers(1, 3))
-    def take_due(self, by: int, channel: str, limit: int) -> None:
-        due = self.loop(lambda: self.store(by).take_due(channel, limit=limit, now=self.now))
+    def claim_due(self, by: int, channel: str, limit: int) -> None:
+        due = self.loop(lambda: self.store(by).claim_due(channel, limit=limit, now=self.now))
         mine = [id for id in sorted(self.rows) if id.channel == channel]
         others = [id for id in mine if self.rows[id].owner not in (None, self.owners[by])]
         lost = [id for id in others if self.rows[id].until <= self.now and self.free(id)]

@@ -71,7 +71,7 @@ def pausing(event_type: str) -> ClaimLimits:
 async def take(
     inbox: Inbox, obeyed: ClaimLimits | None = None, *, now: float = NOW, limit: int = 100
 ) -> list[str]:
-    due = await inbox.take_due(limit=limit, now=now, limits=obeyed)
+    due = await inbox.claim_due(limit=limit, now=now, limits=obeyed)
     return [record.key for record in due.records]
 
 
@@ -130,7 +130,7 @@ async def test_no_limited_event_is_claimed_without_a_free_worker(stores: Stores)
     await accept(inbox, "a", "b")
     await accept(inbox, "free", event_type="order.created")
     none = limits(0, order_paid=GroupLimit(concurrency=5))
-    due = await inbox.take_due(limit=9, now=NOW, limits=none)
+    due = await inbox.claim_due(limit=9, now=NOW, limits=none)
     assert [record.key for record in due.records] == ["free"]
     assert due.limited
     assert await take(inbox, limits(1, order_paid=GroupLimit(concurrency=5))) == ["a"]
@@ -201,7 +201,7 @@ async def test_a_rate_is_of_the_store_and_outlives_its_owners(
     taken = await take(one, obeyed, now=clock.now())
     taken += await take(two, obeyed, now=clock.now())
     assert len(taken) == 5 + int((clock.now() - begun) / 0.6)
-    due = await two.take_due(limit=9, now=clock.now(), limits=obeyed)
+    due = await two.claim_due(limit=9, now=clock.now(), limits=obeyed)
     assert due.next_due_at is not None
     assert clock.now() - 0.1 < due.next_due_at < clock.now() + 0.7
     while len(taken) < 9:
@@ -325,7 +325,7 @@ def state(webhook_id: str, changed_at: int | None, signer: str = "") -> NewDeliv
 async def handle_all(inbox: Inbox, obeyed: ClaimLimits) -> list[str]:
     """Run what the claims allow, until there is nothing more; return the keys in order."""
     handled: list[str] = []
-    while (due := await inbox.take_due(limit=9, now=NOW, limits=obeyed)).records or due.more:
+    while (due := await inbox.claim_due(limit=9, now=NOW, limits=obeyed)).records or due.more:
         for record in due.records:
             await inbox.start(record.key, now=NOW)
             await inbox.finish(record.key, Done(), now=NOW)
@@ -433,7 +433,7 @@ async def test_a_suspect_that_is_superseded_is_reported(stores: Stores) -> None:
     await successor.take_over("absent", successor="successor", now=NOW)
     await successor.release(["a"])
     await successor.accept(state("b", 2), leased=False)
-    due = await successor.take_suspects(limit=9, now=NOW, limits=obeyed)
+    due = await successor.claim_suspects(limit=9, now=NOW, limits=obeyed)
     assert due.superseded == [("a", "b")]
     assert due.records == []
     assert await handle_all(successor, obeyed) == ["b"]

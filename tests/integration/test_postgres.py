@@ -109,7 +109,7 @@ async def test_leases_use_the_clock_of_the_database(database: Database, ahead: f
         again = await two.claim(delivery("inline", at=1000 + ahead))
         assert again.admission is Admission.RUNNING
         await two.start("queued", now=1000 + ahead)
-        assert not (await two.take_due(limit=9, now=1000 + ahead)).records
+        assert not (await two.claim_due(limit=9, now=1000 + ahead)).records
         record = await two.get("queued")
         assert record.attempts == 1
 
@@ -122,7 +122,7 @@ async def test_a_step_of_a_hosts_clock_does_not_delay_its_take_over_of_expired_l
         # As a host polls whose clock was set a moment ago.
         with trio.fail_after(30):
             while not (
-                due := await two.take_due(limit=9, now=1000 + HOUR, take_expired=False)
+                due := await two.claim_due(limit=9, now=1000 + HOUR, take_expired=False)
             ).records:
                 await trio.sleep(0.05)
         assert [record.key for record in due.records] == ["m1"]
@@ -130,7 +130,7 @@ async def test_a_step_of_a_hosts_clock_does_not_delay_its_take_over_of_expired_l
         # As a poll does that has waited: its time is stale.
         monkeypatch.setattr("sdk_trio.storage.inbox.LATE_SECONDS", -1.0)
         with trio.fail_after(30):
-            while not (due := await two.take_due(limit=9, now=1000 - HOUR)).records:
+            while not (due := await two.claim_due(limit=9, now=1000 - HOUR)).records:
                 await trio.sleep(0.05)
         assert [record.key for record in due.records] == ["m2"]
 
@@ -273,7 +273,7 @@ async def test_events_replayed_by_a_command_between_two_polls_are_noticed(
             assert await third.changed_elsewhere()
             assert not await third.changed_elsewhere()
             assert await host.changed_elsewhere()
-            (record,) = (await host.take_due(limit=9, now=1002)).records
+            (record,) = (await host.claim_due(limit=9, now=1002)).records
             await host.start(record.key, now=1002)
             await host.finish(record.key, Dead("no"), now=1003)
             for inbox in (host, third):
@@ -290,7 +290,7 @@ async def test_events_of_a_dead_host_are_noticed_and_run_by_another(database: Da
         with trio.fail_after(30):
             while not await two.changed_elsewhere():
                 await trio.sleep(0.01)
-        (record,) = (await two.take_due(limit=9, now=1001)).records
+        (record,) = (await two.claim_due(limit=9, now=1001)).records
         assert (record.state, record.process_ends) == (DeliveryState.RECEIVED, 1)
         # The first owner was not notified, and its late outcome changes nothing.
         await one.finish("m1", Done(), now=1002)
@@ -305,9 +305,9 @@ async def test_a_start_is_waited_for_once_a_host_that_may_have_begun_it_is_gone(
     async with database.open("one") as one, database.open("gone", lease_seconds=seconds) as gone:
         await one.accept(delivery("waits"), leased=False)
         await gone.accept(delivery("began"), leased=True)
-        assert (await one.take_due(limit=1, now=1001)).unbegun == {"waits"}
+        assert (await one.claim_due(limit=1, now=1001)).unbegun == {"waits"}
         await one.release(["waits"])
-        again = await one.take_due(limit=1, now=1001)
+        again = await one.claim_due(limit=1, now=1001)
         assert again.unbegun == {"waits"}, "it was never begun, as its owner says"
         await one.start("waits", now=1001)
         await one.finish("waits", Retry(1e6, "E"), now=1002)
@@ -316,14 +316,14 @@ async def test_a_start_is_waited_for_once_a_host_that_may_have_begun_it_is_gone(
                 assert await one.take_over("gone", successor="one", now=1002) == 1
             while way == "is recovered" and not await one.recover():
                 await trio.sleep(0.01)
-            while not (due := await one.take_due(limit=9, now=1002)).records:
+            while not (due := await one.claim_due(limit=9, now=1002)).records:
                 await trio.sleep(0.01)
         assert ([record.key for record in due.records], due.unbegun) == (["began"], set())
         await one.release(["began"])
         database.execute(
             "UPDATE sdk_trio.work SET next_attempt_at = 0 WHERE next_attempt_at IS NOT NULL"
         )
-        due = await one.take_due(limit=9, now=1004)
+        due = await one.claim_due(limit=9, now=1004)
         assert [record.key for record in due.records] == ["waits", "began"]
         assert not due.unbegun, "a later run, and one in doubt until it has run"
 
@@ -337,15 +337,15 @@ async def test_two_of_one_subject_that_two_hosts_keep_never_run_at_once(
         # As if the first had been committed after the second was taken.
         database.execute("UPDATE sdk_trio.work SET lane = NULL WHERE sequence = 1")
         database.execute("UPDATE sdk_trio.work SET lease_owner = 'x' WHERE sequence = 1")
-        (record,) = (await two.take_due(limit=9, now=1001)).records
+        (record,) = (await two.claim_due(limit=9, now=1001)).records
         assert record.webhook_id == "m2"
         database.execute(
             "UPDATE sdk_trio.work SET lease_owner = NULL, "
             "lane = (SELECT lane FROM sdk_trio.work WHERE sequence = 2) WHERE sequence = 1"
         )
-        assert not (await one.take_due(limit=9, now=1001)).records
+        assert not (await one.claim_due(limit=9, now=1001)).records
         await two.finish("m2", Done(), now=1002)
-        (record,) = (await one.take_due(limit=9, now=1003)).records
+        (record,) = (await one.claim_due(limit=9, now=1003)).records
         assert record.webhook_id == "m1"
 
 
@@ -379,7 +379,7 @@ async def test_hosts_that_claim_in_the_same_lanes_at_once_keep_the_order(
         async with database.open(name) as inbox, trio.open_nursery() as nursery:
             nursery.start_soon(bring, inbox, name)
             while sum(map(len, begun.values())) < 2 * rounds * lanes:
-                for record in (await inbox.take_due(limit=9, now=1001)).records:
+                for record in (await inbox.claim_due(limit=9, now=1001)).records:
                     nursery.start_soon(run, inbox, record)
 
     with trio.fail_after(120):
@@ -437,7 +437,7 @@ async def test_of_two_hosts_that_claim_in_one_lane_the_second_waits_and_finds_ot
             found: list[str] = []
 
             async def take() -> None:
-                due = await two.take_due(limit=10, now=1001)
+                due = await two.claim_due(limit=10, now=1001)
                 found.extend(record.key for record in due.records)
 
             async with trio.open_nursery() as nursery:
@@ -457,7 +457,7 @@ async def test_hosts_that_work_at_once_run_each_delivery_once(database: Database
                 # Half of them come to both.
                 incoming = delivery(f"m{number if number % 2 else f'{name}{number}'}")
                 await inbox.accept(incoming, leased=False)
-            while records := (await inbox.take_due(limit=7, now=1001)).records:
+            while records := (await inbox.claim_due(limit=7, now=1001)).records:
                 for record in records:
                     await inbox.start(record.key, now=1001)
                     runs[record.key] += 1
@@ -659,7 +659,7 @@ async def test_a_lease_whose_commit_was_not_confirmed_is_given_up_at_the_next_re
         await inbox.renew([], now=1000)
         async with database.open("two") as two:
             if call == "accept":
-                (record,) = (await two.take_due(limit=9, now=1001)).records
+                (record,) = (await two.claim_due(limit=9, now=1001)).records
                 assert record.key == "m1"
             else:
                 assert (await two.claim(delivery())).admission is not Admission.RUNNING
@@ -746,7 +746,7 @@ async def test_a_commit_whose_wait_for_the_standby_was_cancelled_is_not_acknowle
                 await database.cut_commit("pg_cancel_backend")
         await inbox.renew([], now=1000)
         async with database.open("two") as two:
-            assert len((await two.take_due(limit=9, now=1001)).records) == 2
+            assert len((await two.claim_due(limit=9, now=1001)).records) == 2
 
 
 async def test_asynchronous_replication_loses_what_the_standby_had_not_got(
@@ -879,7 +879,7 @@ async def test_cancelling_at_random_leaves_no_connection_and_no_open_transaction
                     case 2:
                         await inbox.finish(key, Retry(1001, "no"), now=1000)
                     case 3:
-                        await inbox.take_due(limit=5, now=1002)
+                        await inbox.claim_due(limit=5, now=1002)
                     case 4:
                         await inbox.find(limit=50)
 
@@ -941,7 +941,7 @@ async def test_jobs_that_are_sent_together_are_made_together_or_not_at_all(
                 await database.cut_commit()
         await inbox.renew([], now=1000)
         async with database.open("two") as two:
-            (record,) = (await two.take_due(limit=9, now=1001)).records
+            (record,) = (await two.claim_due(limit=9, now=1001)).records
             assert record.key == "m2", "the lease that no one holds was given up"
             assert (await two.get("m1")).state is DeliveryState.DONE
 
@@ -975,7 +975,7 @@ async def test_a_claim_reads_no_lease_of_its_own_host(database: Database) -> Non
         server.execute("VACUUM ANALYZE sdk_trio.work", database.name)
         forget_blocks(server)
         for _ in range(8):
-            assert not (await inbox.take_due(limit=9, now=1001)).records
+            assert not (await inbox.claim_due(limit=9, now=1001)).records
     used = blocks(server, database.name)
     claim = next(statement for statement in used if "expired AS" in statement)
     # The table has more than two hundred.
@@ -1012,14 +1012,14 @@ async def test_no_look_reads_more_where_more_waits_behind_others(database: Datab
             server.execute("VACUUM ANALYZE", database.name)
             forget_blocks(server)
             with trio.fail_after(60):
-                while (await inbox.take_due(limit=100, now=1001)).more:
+                while (await inbox.claim_due(limit=100, now=1001)).more:
                     pass
             walking.append(read_by_a_poll())
             forget_blocks(server)
             for number in range(ended + 1, ended + 5):
                 await inbox.start(f"k{number}", now=1001)
                 await inbox.finish(f"k{number}", Done(), now=1001)
-                (record,) = (await inbox.take_due(limit=100, now=1001)).records
+                (record,) = (await inbox.claim_due(limit=100, now=1001)).records
                 assert record.webhook_id == f"k{number + 4}"
             afterwards.append(read_by_a_poll())
     assert walking[1] <= 2 * walking[0], walking
@@ -1044,7 +1044,7 @@ async def test_the_backlog_costs_few_statements_for_a_claim_and_for_runs_that_en
         for number in range(20):
             await inbox.accept(delivery(f"m{number}"), leased=False)
         forget_blocks(database.server)
-        due = await inbox.take_due(limit=20, now=1001)
+        due = await inbox.claim_due(limit=20, now=1001)
         assert due.unbegun == {f"m{number}" for number in range(20)}
         # One finds and locks them, one takes them.
         assert list(statements(database).values()) == [1, 1]

@@ -119,7 +119,7 @@ async def test_order_and_duplicates_across_midnight(store: Store) -> None:
             await inbox.accept(delivery(key, at, subject="s", ordered=True), leased=False)
         assert await days_of(inbox, "a", "b") == [0, 1]
         for key in ("a", "b"):
-            due = await inbox.take_due(limit=9, now=DAY + 2)
+            due = await inbox.claim_due(limit=9, now=DAY + 2)
             assert [record.key for record in due.records] == [key]
             await inbox.start(key, now=DAY + 2)
             await inbox.finish(key, Done(), now=DAY + 2)
@@ -138,7 +138,7 @@ async def test_retained_rows_of_old_days_are_in_one_partition(store: Store) -> N
         await run(inbox, "late", now)
         # Replayed and done again: it is of day 1, and was done on the last day.
         await inbox.replay(["dead-1"])
-        await inbox.take_due(limit=9, now=5 * DAY)
+        await inbox.claim_due(limit=9, now=5 * DAY)
         await inbox.start("dead-1", now=5 * DAY)
         await inbox.finish("dead-1", Done(), now=5 * DAY)
         for now in (3 * DAY + 100, 5 * DAY):
@@ -152,7 +152,7 @@ async def test_retained_rows_of_old_days_are_in_one_partition(store: Store) -> N
         assert store.broken_rules() == []
         # It can be replayed like any other event, and is removed when it is old.
         assert await inbox.replay(["dead-0"]) == ["dead-0"]
-        await inbox.take_due(limit=9, now=now)
+        await inbox.claim_due(limit=9, now=now)
         await inbox.start("dead-0", now=now)
         await inbox.finish("dead-0", Done(), now=now)
         await inbox.purge(now=now + 4 * DAY)

@@ -395,16 +395,16 @@ async def test_a_retry_is_due_by_the_clock_of_the_database(
             await inbox.accept(delivery(key, at=begun), leased=True)
             await inbox.start(key, now=begun)
             await inbox.finish(key, Retry(at, "no"), now=begun)
-        due = await wrong.take_due(limit=9, now=off)
+        due = await wrong.claim_due(limit=9, now=off)
         assert [record.key for record in due.records] == ["due"]
         # In the time of the process that polls, because it waits by that clock.
         assert due.next_due_at == pytest.approx(off + 500, abs=60)
         await wrong.release(["due"])
-        due = await right.take_due(limit=9, now=now)
+        due = await right.claim_due(limit=9, now=now)
         assert [record.key for record in due.records] == ["due"]
         assert due.next_due_at == pytest.approx(now + 500, abs=60)
         await right.finish("due", Postponed(now + 300, "wait"), now=now)
-        due = await wrong.take_due(limit=9, now=off)
+        due = await wrong.claim_due(limit=9, now=off)
         assert not due.records
         assert due.next_due_at == pytest.approx(off + 300, abs=60)
         # Each was planned by a clock that agrees with the one that is asked now.

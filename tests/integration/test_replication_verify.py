@@ -215,7 +215,7 @@ def test_two_verifications_do_not_fill_the_disk_together(host):
 def test_the_outcome_is_remembered_in_the_store(host):
     async def remembered():
         async with open_store(host.settings, owner="test") as store:
-            return state_from_text(await store.inbox.read_checkpoint(CHECKPOINT))
+            return state_from_text(await store.read_checkpoint(CHECKPOINT))
 
     with host.replicating():
         assert host.verify().status == 0

@@ -40,7 +40,7 @@ on_servers = pytest.mark.parametrize("stores", ["postgres"], indirect=True)
 
 
 async def take(inbox: Any, *, now: float, limit: int = 9) -> list[str]:
-    return [record.key for record in (await inbox.take_due(limit=limit, now=now)).records]
+    return [record.key for record in (await inbox.claim_due(limit=limit, now=now)).records]
 
 
 async def run(inbox: Any, key: str, outcome: Any, *, now: float = 1001.0) -> None:
@@ -77,9 +77,9 @@ async def test_one_more_than_a_batch_is_a_second_batch(stores: Stores, why: str)
         await dead.start(key, now=1000)
         if why == "retrying":
             await dead.finish(key, Retry(1015, "no"), now=1001)
-    first = await inbox.take_due(limit=10, now=1020)
-    second = await inbox.take_due(limit=10, now=1020)
-    third = await inbox.take_due(limit=10, now=1020)
+    first = await inbox.claim_due(limit=10, now=1020)
+    second = await inbox.claim_due(limit=10, now=1020)
+    third = await inbox.claim_due(limit=10, now=1020)
     assert [len(each.records) for each in (first, second, third)] == [10, 1, 0]
     assert (first.more, third.more) == (True, False)
     taken = [record.key for each in (first, second) for record in each.records]
@@ -201,7 +201,7 @@ async def test_many_events_are_finished_while_others_are_fetched(stores: Stores)
     await accept_all(inbox, keys, leased=False)
     taken: list[str] = []
     async with trio.open_nursery() as nursery:
-        while records := (await inbox.take_due(limit=20, now=1001)).records:
+        while records := (await inbox.claim_due(limit=20, now=1001)).records:
             for record in records:
                 taken.append(record.key)
                 inbox.start_unawaited(record.key, now=1001)
@@ -372,7 +372,7 @@ async def test_an_event_due_at_this_moment_is_due(stores: Stores) -> None:
     inbox = await stores.open()
     for key, at in (("past", 1010.0), ("now", 1020.0), ("soon", 1020.001), ("future", 1030.0)):
         await run(inbox, key, Retry(at, "no"))
-    due = await inbox.take_due(limit=9, now=1020.0)
+    due = await inbox.claim_due(limit=9, now=1020.0)
     assert [record.key for record in due.records] == ["past", "now"]
     assert due.next_due_at == pytest.approx(1020.001, abs=1e-4)
 

@@ -33,7 +33,7 @@ def delivery(webhook_id: str, *, of: str | None = None, text: str = "") -> NewDe
 CLAIMS = {
     "accept": lambda inbox: inbox.accept(delivery("m1"), leased=True),
     "claim": lambda inbox: inbox.claim(delivery("m1")),
-    "take_due": lambda inbox: inbox.take_due(limit=9, now=1001.0),
+    "claim_due": lambda inbox: inbox.claim_due(limit=9, now=1001.0),
 }
 
 

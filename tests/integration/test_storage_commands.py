@@ -88,8 +88,8 @@ async def _go_on(inbox, before: dict[str, object], rounds: int) -> None:
     await inbox.recover()
     ran = []
     while records := (
-        *(await inbox.take_due(limit=100, now=9000.0)).records,
-        *(await inbox.take_suspects(limit=100, now=9000.0)).records,
+        *(await inbox.claim_due(limit=100, now=9000.0)).records,
+        *(await inbox.claim_suspects(limit=100, now=9000.0)).records,
     ):
         for each in records:
             await inbox.start(each.key, now=9000.0)

@@ -154,7 +154,7 @@ async def test_writes_of_another_process_are_read_before_a_key_counts_as_new(inb
     assert inbox.claim_unawaited(delivery("theirs"))
     await inbox.finish("theirs", Done(), now=1001.0)
     assert (await other.get("theirs")).state is DeliveryState.DONE
-    assert (await other.take_due(limit=9, now=1002.0)).records == []
+    assert (await other.claim_due(limit=9, now=1002.0)).records == []
     # Now it is noticed: nothing is surely new until what they have written is read.
     await other.accept(delivery("theirs, too"), leased=False)
     assert await inbox.changed_elsewhere()

@@ -63,7 +63,7 @@ async def test_odd_ids_types_and_bodies_come_back_unchanged(stores: Stores) -> N
         record = await inbox.get(odd)
         assert record is not None
         assert (record.type, record.raw, record.subject) == (odd, incoming.raw, odd)
-    assert len((await inbox.take_due(limit=10, now=2)).records) == 5
+    assert len((await inbox.claim_due(limit=10, now=2)).records) == 5
 
 
 async def note_admission(
@@ -111,7 +111,7 @@ async def test_each_of_many_workers_gets_deliveries_of_its_own(stores: Stores) -
     taken: list[str] = []
 
     async def work(inbox: Inbox) -> None:
-        while due := (await inbox.take_due(limit=7, now=1001)).records:
+        while due := (await inbox.claim_due(limit=7, now=1001)).records:
             taken.extend(record.webhook_id for record in due)
 
     async with trio.open_nursery() as nursery:
@@ -129,7 +129,7 @@ async def test_ordered_deliveries_of_a_subject_wait_for_each_other(stores: Store
     await inbox.accept(delivery("a free", subject="a"), leased=False)
 
     async def take(now: float) -> list[str]:
-        return [r.webhook_id for r in (await inbox.take_due(limit=9, now=now)).records]
+        return [r.webhook_id for r in (await inbox.claim_due(limit=9, now=now)).records]
 
     assert await take(1001) == ["a1", "b1", "a free"]
     await inbox.start("a1", now=1001)
@@ -155,7 +155,7 @@ async def test_recovery_hands_crashed_runs_to_our_own_workers(stores: Stores) ->
     inbox = await stores.open("next")
     await inbox.accept(delivery("own"), leased=True)
     assert await inbox.recover() == 3
-    due = (await inbox.take_due(limit=9, now=1002)).records
+    due = (await inbox.claim_due(limit=9, now=1002)).records
     found = {r.webhook_id: (r.state, r.queued, r.attempts) for r in due}
     received = DeliveryState.RECEIVED
     assert found == {
@@ -194,16 +194,16 @@ async def test_the_runs_of_one_dead_owner_are_left_to_its_successor(stores: Stor
     await alive.accept(delivery("of another"), leased=True)
     assert await alive.take_over("dead", successor="successor", now=1002) == 2
     assert await alive.take_over("dead", successor="successor", now=1002) == 0
-    free = (await alive.take_due(limit=9, now=1002)).records
+    free = (await alive.claim_due(limit=9, now=1002)).records
     assert [record.webhook_id for record in free] == ["queued"], (
         "a run that ended it is the successor's"
     )
     # The successor dies before it has run it: its own successor gets it.
-    await (await stores.open("successor")).take_suspects(limit=9, now=1002)
+    await (await stores.open("successor")).claim_suspects(limit=9, now=1002)
     assert await alive.take_over("successor", successor="second successor", now=1002) == 1
-    assert not (await alive.take_due(limit=9, now=1003)).records
+    assert not (await alive.claim_due(limit=9, now=1003)).records
     successor = await stores.open("second successor")
-    (suspect,) = (await successor.take_suspects(limit=9, now=1003)).records
+    (suspect,) = (await successor.claim_suspects(limit=9, now=1003)).records
     reported = (suspect.webhook_id, suspect.state, suspect.attempts, suspect.process_ends)
     assert reported == ("started", DeliveryState.RECEIVED, 1, 1)
     await dead.finish("started", Dead("late"), now=1003)
@@ -216,9 +216,9 @@ async def test_a_run_without_a_successor_is_claimed_after_its_lease(
     dead, alive = await stores.open("dead"), await stores.open("alive")
     await dead.claim(delivery("only"))
     assert await alive.take_over("dead", successor="never", now=1002) == 1
-    assert not (await alive.take_due(limit=9, now=1003)).records
-    assert not (await alive.take_suspects(limit=9, now=1003)).records
-    (record,) = (await alive.take_due(limit=9, now=1003 + 75)).records
+    assert not (await alive.claim_due(limit=9, now=1003)).records
+    assert not (await alive.claim_suspects(limit=9, now=1003)).records
+    (record,) = (await alive.claim_due(limit=9, now=1003 + 75)).records
     assert (record.webhook_id, record.process_ends, record.ran_alone) == ("only", 1, True)
 
 
@@ -249,7 +249,7 @@ async def test_a_postponed_run_is_not_counted_and_is_due_at_its_time(
         ordered = name in ("first", "second")
         await inbox.accept(delivery(name, ordered=ordered, subject="s"), leased=name != "second")
     inbox.start_unawaited("began", now=1001)
-    await inbox.take_due(limit=9, now=1001)
+    await inbox.claim_due(limit=9, now=1001)
     await inbox.start("first", now=1001)
     for name in ("began", "leased", "first"):
         await inbox.finish(name, Postponed(1100, "the route is paused"), now=1002)
@@ -260,16 +260,16 @@ async def test_a_postponed_run_is_not_counted_and_is_due_at_its_time(
         assert (record.next_attempt_at, record.last_error) == (1100, "the route is paused")
         assert list(await inbox.attempts(name)) == []
     # It delays its successors, and no other event.
-    due = await inbox.take_due(limit=9, now=1099)
+    due = await inbox.claim_due(limit=9, now=1099)
     assert (list(due.records), due.next_due_at) == ([], 1100)
-    due = await inbox.take_due(limit=9, now=1100)
+    due = await inbox.claim_due(limit=9, now=1100)
     assert [record.webhook_id for record in due.records] == ["began", "leased", "first"]
     # One that ends well has no error left of its wait; the error of a failed run is history.
     inbox.start_unawaited("began", now=1101)
     await inbox.start("leased", now=1101)
     await inbox.start("first", now=1101)
     await inbox.finish("first", Retry(1102, "no"), now=1101)
-    assert len((await inbox.take_due(limit=9, now=1102)).records) == 1
+    assert len((await inbox.claim_due(limit=9, now=1102)).records) == 1
     inbox.start_unawaited("first", now=1102)
     for name, error in (("began", None), ("leased", None), ("first", "no")):
         await inbox.finish(name, Done(), now=1103)
@@ -286,7 +286,7 @@ async def test_the_application_s_answer_is_stored_with_a_successful_run(stores: 
     await inbox.start("started", now=1001)
     await inbox.start("retried", now=1001)
     await inbox.finish("retried", Retry(1002, "500", answer="answered 500: oh"), now=1002)
-    await inbox.take_due(limit=9, now=1002)
+    await inbox.claim_due(limit=9, now=1002)
     await inbox.start("retried", now=1002)
     for name in ("began", "started", "retried"):
         await inbox.finish(name, Done("answered 200: ok"), now=1003)
@@ -307,7 +307,7 @@ async def test_a_run_that_begins_and_ends_at_once_counts_as_any_other(stores: St
     ids = ("ours", "another's")
     for webhook_id in ids:
         await inbox.accept(delivery(webhook_id), leased=webhook_id == "ours")
-    await other.take_due(limit=9, now=1001)
+    await other.claim_due(limit=9, now=1001)
     await other.start("another's", now=1001)
     for webhook_id in ids:
         inbox.start_unawaited(webhook_id, now=1002)
@@ -340,7 +340,7 @@ async def test_a_start_that_is_repeated_counts_once(stores: Stores) -> None:
         assert record is not None
         assert (record.attempts, record.started_at) == (run, 1013)
         await inbox.finish("m1", Retry(1014, "no"), now=1014)
-        (taken,) = (await inbox.take_due(limit=9, now=1014)).records
+        (taken,) = (await inbox.claim_due(limit=9, now=1014)).records
         assert taken.attempts == run
 
 
@@ -358,7 +358,7 @@ async def test_a_lease_is_another_s_until_it_expires(stores: Stores) -> None:
     await inbox.renew(["m1"], now=1009)
     assert not await other.start("m1", now=1015)
     assert await attempts() == 0
-    assert len((await other.take_due(limit=9, now=1019)).records) == 1
+    assert len((await other.claim_due(limit=9, now=1019)).records) == 1
     assert await other.start("m1", now=1019)
     assert await attempts() == 1
     assert await inbox.renew(["m1"], now=1020) == Renewed(lost=frozenset({"m1"}))
@@ -377,7 +377,7 @@ async def test_no_run_starts_without_the_lease_of_its_delivery(stores: Stores) -
     await inbox.accept(delivery("waits"), leased=False)
     assert not await inbox.start("waits", now=1000)
     await inbox.accept(delivery(), leased=True)
-    assert [each.key for each in (await other.take_due(limit=9, now=1011)).records] == [
+    assert [each.key for each in (await other.claim_due(limit=9, now=1011)).records] == [
         "waits",
         "m1",
     ]
@@ -405,11 +405,11 @@ async def test_a_renewal_gives_up_leases_that_are_not_held(stores: Stores) -> No
     await inbox.finish("waits", Retry(1002, "no"), now=1001)
     await inbox.claim(delivery("inline"))
     await other.claim(delivery("foreign"))
-    fetched = (await inbox.take_due(limit=9, now=1002)).records
+    fetched = (await inbox.claim_due(limit=9, now=1002)).records
     assert [record.key for record in fetched] == ["waits"]
     assert await inbox.renew(["held"], now=1003) == Renewed(given_up=4)
     assert await inbox.renew(["held"], now=1003) == Renewed()
-    due = (await other.take_due(limit=9, now=1003)).records
+    due = (await other.claim_due(limit=9, now=1003)).records
     found = [(record.key, record.attempts, record.process_ends) for record in due]
     assert found == [("stray", 0, 0), ("started", 0, 0), ("waits", 1, 0)]
     record = await inbox.get("inline")
@@ -431,7 +431,7 @@ async def test_leases_that_no_one_has_taken_over_are_counted(stores: Stores) -> 
     await inbox.renew(["b"], now=1005)
     assert await other.expired_leases(before=1014) == 0
     assert await other.expired_leases(before=1015) == 1
-    await other.take_due(limit=9, now=1015)
+    await other.claim_due(limit=9, now=1015)
     assert await inbox.expired_leases(before=1015) == 0
 
 
@@ -439,10 +439,10 @@ async def test_an_ordered_event_behind_a_stray_lease_runs_after_a_renewal(stores
     inbox = await stores.open("one")
     for name in ("first", "second"):
         await inbox.accept(delivery(name, subject="lane", ordered=True), leased=False)
-    assert [each.key for each in (await inbox.take_due(limit=1, now=1001)).records] == ["first"]
-    assert (await inbox.take_due(limit=9, now=1001)).records == []
+    assert [each.key for each in (await inbox.claim_due(limit=1, now=1001)).records] == ["first"]
+    assert (await inbox.claim_due(limit=9, now=1001)).records == []
     await inbox.renew([], now=1001)
-    (record,) = (await inbox.take_due(limit=9, now=1001)).records
+    (record,) = (await inbox.claim_due(limit=9, now=1001)).records
     assert record.key == "first"
 
 
@@ -452,11 +452,11 @@ async def test_giving_up_a_lease_neither_stops_a_run_nor_uncounts_one(stores: St
         await inbox.accept(delivery(name), leased=True)
     await inbox.start("running", now=1001)
     await inbox.release(["running", "leased", "unknown"])
-    due = (await inbox.take_due(limit=9, now=1001)).records
+    due = (await inbox.claim_due(limit=9, now=1001)).records
     assert [(record.webhook_id, record.attempts) for record in due] == [("leased", 0)]
     for name in ("running", "leased"):
         await inbox.finish(name, Released(), now=1002)
-    due = (await inbox.take_due(limit=9, now=1002)).records
+    due = (await inbox.claim_due(limit=9, now=1002)).records
     assert [record.attempts for record in due] == [0, 0]
 
 
@@ -477,7 +477,7 @@ async def test_a_late_outcome_does_not_end_a_later_run_of_the_same_process(
             lease = (await inbox.claim(delivery(key))).lease
         else:
             await inbox.accept(delivery(key), leased=False)
-            lease = (await inbox.take_due(limit=9, now=now)).leases[key]
+            lease = (await inbox.claim_due(limit=9, now=now)).leases[key]
         assert lease is not None
         assert inline or await inbox.start(lease, now=now)
         return lease
@@ -642,7 +642,7 @@ CALLS: dict[str, Callable[[Inbox], Awaitable[Any]]] = {
     "finish retry": lambda inbox: inbox.finish("running", Retry(1002, "boom"), now=1001),
     "finish released": lambda inbox: inbox.finish("running", Released(), now=1001),
     "release": lambda inbox: inbox.release(["leased"]),
-    "take_due": lambda inbox: inbox.take_due(limit=5, now=1001),
+    "claim_due": lambda inbox: inbox.claim_due(limit=5, now=1001),
     "recover": lambda inbox: inbox.recover(),
     "take_over": lambda inbox: inbox.take_over("unknown", successor="successor", now=1001),
     "renew": lambda inbox: inbox.renew(["running"], now=1001),
@@ -812,7 +812,7 @@ async def test_a_source_has_its_own_ids_lanes_and_listing(stores: Stores) -> Non
         for number in (1, 2):
             incoming = delivery(f"m{number}", subject="s", ordered=True, signer=signer)
             assert (await inbox.accept(incoming, leased=False)).admission is Admission.NEW
-    due = await inbox.take_due(now=1002, limit=10)
+    due = await inbox.claim_due(now=1002, limit=10)
     # One of each lane, although their subject is the same.
     assert {record.key for record in due.records} == {"m1", "m1.@a", "m1.@b"}
     found = await inbox.find(source="a", oldest_first=True)
@@ -849,7 +849,7 @@ async def test_a_line_of_ordered_deliveries_is_one_tenant_s(stores: Stores) -> N
     for number, tenant in enumerate((None, "t1", "t1", "t2", None)):
         incoming = delivery(f"m{number}", subject="s", ordered=True, tenant_id=tenant)
         await inbox.accept(incoming, leased=False)
-    taken = [record.webhook_id for record in (await inbox.take_due(limit=9, now=1001)).records]
+    taken = [record.webhook_id for record in (await inbox.claim_due(limit=9, now=1001)).records]
     assert taken == ["m0", "m1", "m3"]
 
 
@@ -918,11 +918,11 @@ async def test_a_copy_of_a_parked_delivery_is_run_by_workers_whatever_its_sender
     # It was answered 200: if an inline run of the copy failed, nothing would run it again.
     copy = await inbox.claim(delivery("m1", at=1001))
     assert copy == Admitted(Admission.QUEUED)
-    (record,) = (await inbox.take_due(limit=10, now=1001)).records
+    (record,) = (await inbox.claim_due(limit=10, now=1001)).records
     assert (record.key, record.attempts, record.last_error) == ("m1", 0, None)
     assert await inbox.start("m1", now=1001)
     await inbox.finish("m1", Retry(1002, "boom"), now=1001)
-    (record,) = (await inbox.take_due(limit=10, now=1002)).records
+    (record,) = (await inbox.claim_due(limit=10, now=1002)).records
     assert record.key == "m1"
 
 
@@ -937,7 +937,7 @@ async def test_a_done_delivery_that_is_repeated_is_its_next_generation(stores: S
         return
     assert list(await inbox.repeat(["m1", "unknown"])) == ["m1"]
     assert list(await inbox.repeat(["m1"])) == []
-    (record,) = (await inbox.take_due(limit=9, now=1003)).records
+    (record,) = (await inbox.claim_due(limit=9, now=1003)).records
     assert (record.generation, record.attempts, record.earlier_attempts) == (1, 0, 1)
     assert (await inbox.counts())[DeliveryState.DONE] == 0
     await inbox.start("m1", now=1004)
@@ -948,7 +948,7 @@ async def test_a_done_delivery_that_is_repeated_is_its_next_generation(stores: S
     await inbox.start("m1", now=1007)
     await inbox.finish("m1", Dead("boom"), now=1008)
     await inbox.replay(["m1"])
-    (record,) = (await inbox.take_due(limit=9, now=1009)).records
+    (record,) = (await inbox.claim_due(limit=9, now=1009)).records
     assert record.generation == 1
     await inbox.start("m1", now=1010)
     await inbox.finish("m1", Done(), now=1011)
@@ -973,7 +973,7 @@ async def test_behind_a_long_lane_everything_else_is_found(stores: Stores) -> No
     async def found(now: float) -> tuple[Sequence[DeliveryRecord], float | None]:
         records: list[DeliveryRecord] = []
         for _ in range(60):
-            due = await inbox.take_due(limit=100, now=now)
+            due = await inbox.claim_due(limit=100, now=now)
             records += due.records
             if not due.more:
                 return records, due.next_due_at
@@ -1010,8 +1010,8 @@ async def test_behind_a_long_lane_everything_else_is_found(stores: Stores) -> No
     now = (next_poll or 1004.0) + 10
     for number in range(60):
         await inbox.accept(delivery(f"later-{number}"), leased=False)
-    while not (await inbox.take_due(limit=1, now=now)).records:
+    while not (await inbox.claim_due(limit=1, now=now)).records:
         pass
     await inbox.release([again[0].key])
-    looks = [await inbox.take_due(limit=1, now=now + 0.25 * look) for look in range(40)]
+    looks = [await inbox.claim_due(limit=1, now=now + 0.25 * look) for look in range(40)]
     assert again[0].key in {record.key for due in looks for record in due.records}

@@ -409,7 +409,7 @@ async def test_many_finished_deliveries_do_not_slow_the_search_for_due_ones(
     async def search() -> int:
         nonlocal steps
         steps = 0
-        assert len((await inbox.take_due(limit=5, now=1001)).records) == 0
+        assert len((await inbox.claim_due(limit=5, now=1001)).records) == 0
         await inbox.renew([f"m{n}" for n in range(5)], now=1001)
         await inbox.recover()
         return steps
@@ -437,7 +437,7 @@ async def test_retention_leaves_neither_bodies_nor_attempts_behind(inbox: Sqlite
     for name in ("done", "again"):
         await accept(inbox, name)
         await inbox.finish(name, Retry(1001, "boom"), now=1001)
-        await inbox.take_due(limit=1, now=1001)
+        await inbox.claim_due(limit=1, now=1001)
         await inbox.start(name, now=1001)
         await inbox.finish(name, Done(), now=1002)
     # Known again after the dedup retention: what was kept of its first life is forgotten.
@@ -604,10 +604,10 @@ async def test_a_poll_that_waited_or_may_not_take_over_claims_no_expired_lease(
         file, owner="other", lease_seconds=10, dedup_seconds=100, payload_seconds=40
     )
     await other.accept(delivery("m1"), leased=True)
-    assert not (await inbox.take_due(limit=9, now=4600.0, take_expired=False)).records
+    assert not (await inbox.claim_due(limit=9, now=4600.0, take_expired=False)).records
     monkeypatch.setattr(inbox_module, "LATE_SECONDS", 0.0)
-    assert not (await inbox.take_due(limit=9, now=4600.0)).records
+    assert not (await inbox.claim_due(limit=9, now=4600.0)).records
     monkeypatch.undo()
-    (record,) = (await inbox.take_due(limit=9, now=4600.0)).records
+    (record,) = (await inbox.claim_due(limit=9, now=4600.0)).records
     assert record.webhook_id == "m1"
     await other.close()

@@ -428,8 +428,10 @@ class StoreMachine(RuleBasedStateMachine):
         self.model.join(id_, self.owners[by])
 
     @rule(by=who, limit=st.integers(1, 4))
-    def take_suspects(self, by: int, limit: int) -> None:
-        found = self.loop(lambda: self.inboxes[by].take_suspects(limit=limit, now=self.now)).records
+    def claim_suspects(self, by: int, limit: int) -> None:
+        found = self.loop(
+            lambda: self.inboxes[by].claim_suspects(limit=limit, now=self.now)
+        ).records
         expected = self.model.suspects(self.owners[by], limit, self.now)
         assert [record.webhook_id for record in found] == expected
         self.held[by] |= set(expected)
@@ -464,13 +466,13 @@ class StoreMachine(RuleBasedStateMachine):
         self.held[by].discard(id_)
 
     @rule(by=who, limit=st.integers(1, 4), gives_up=st.booleans())
-    def take_due(self, by: int, limit: int, gives_up: bool) -> None:
+    def claim_due(self, by: int, limit: int, gives_up: bool) -> None:
         taken = self.take(by, limit)
         if gives_up:
             self.held[by] -= set(taken)
 
     def take(self, by: int, limit: int) -> list[str]:
-        due = self.loop(lambda: self.inboxes[by].take_due(limit=limit, now=self.now))
+        due = self.loop(lambda: self.inboxes[by].claim_due(limit=limit, now=self.now))
         expected = self.model.take(self.owners[by], limit, self.now)
         assert ([r.webhook_id for r in due.records], due.more, due.next_due_at) == expected
         for record in due.records:

@@ -163,7 +163,7 @@ async def test_a_command_beside_the_daemon_is_noticed(tmp_path: Path) -> None:
     assert result.stdout.decode().split() == ["m1"]
     assert await inbox.changed_elsewhere()
     assert not await inbox.changed_elsewhere()
-    due = (await inbox.take_due(limit=5, now=1002)).records
+    due = (await inbox.claim_due(limit=5, now=1002)).records
     ids = [record.webhook_id for record in due]
     assert ids[0] == "m1"
     assert not accepted.intersection(ids), "due are only those besides whose accept was cancelled"

@@ -180,41 +180,41 @@ async def store(request, tmp_path):
 async def fill(store, tenant_id, *ids):
     for number, webhook_id in enumerate(ids):
         delivery = NewDelivery(webhook_id, "order.paid", b"{}", 1, 1.0, tenant_id=tenant_id)
-        await store.inbox.accept(delivery, leased=True)
+        await store.accept(delivery, leased=True)
         if number % 3 == 0:
-            await store.inbox.start(webhook_id, now=2.0)
-            await store.inbox.finish(webhook_id, Done(), now=3.0)
+            await store.start(webhook_id, now=2.0)
+            await store.finish(webhook_id, Done(), now=3.0)
         elif number % 3 == 1:
-            await store.inbox.start(webhook_id, now=2.0)
-            await store.inbox.finish(webhook_id, Dead("ValueError: no"), now=3.0)
+            await store.start(webhook_id, now=2.0)
+            await store.finish(webhook_id, Dead("ValueError: no"), now=3.0)
 
 
 async def test_deliveries_of_one_tenant_go_whatever_their_state_and_others_stay(store):
     await fill(store, "mine", "a", "b", "c", "d")
     await fill(store, "other", "e", "f", "g")
     await fill(store, None, "h")
-    holdings = await store.inbox.holdings("mine")
+    holdings = await store.holdings("mine")
     assert (holdings["deliveries"], holdings["attempts"], holdings["outbox"]) == (4, 1, 0)
-    assert set(await store.inbox.unowned()) == {"mine", "other"}
-    assert await store.inbox.erase("mine") == 4
-    assert {r.webhook_id for r in await store.inbox.find(limit=50)} == {"e", "f", "g", "h"}
-    assert set((await store.inbox.holdings("mine")).values()) == {0}
-    assert sum((await store.inbox.counts()).values()) == 4
+    assert set(await store.unowned()) == {"mine", "other"}
+    assert await store.erase("mine") == 4
+    assert {r.webhook_id for r in await store.find(limit=50)} == {"e", "f", "g", "h"}
+    assert set((await store.holdings("mine")).values()) == {0}
+    assert sum((await store.counts()).values()) == 4
     # What is left of it is as if it had never been there: it can come again.
     await fill(store, "mine", "a")
-    assert await store.inbox.erase("unknown") == 0
+    assert await store.erase("unknown") == 0
     # A run in progress ends without an error.
-    await store.inbox.erase("other")
-    await store.inbox.finish("g", Dead("ValueError: late"), now=9.0)
-    assert (await store.inbox.holdings("other"))["attempts"] == 0
+    await store.erase("other")
+    await store.finish("g", Dead("ValueError: late"), now=9.0)
+    assert (await store.holdings("other"))["attempts"] == 0
 
 
 async def test_the_checkpoints_of_a_purged_tenant_go_and_those_of_others_stay(store):
     names = ("catch_up.mine", "catch_up_command.mine", "catch_up", "catch_up.not-mine")
     for name in names:
-        await store.inbox.write_checkpoint(name, "progress")
-    await store.inbox.erase("mine")
-    left = [name for name in names if await store.inbox.read_checkpoint(name) is not None]
+        await store.write_checkpoint(name, "progress")
+    await store.erase("mine")
+    left = [name for name in names if await store.read_checkpoint(name) is not None]
     assert left == ["catch_up", "catch_up.not-mine"]
 
 
@@ -222,14 +222,14 @@ async def test_a_body_stored_under_another_tenant_s_key_is_purged_with_its_own_t
     first = NewDelivery("m1", "order.paid", b"first", 1, 1.0, tenant_id="other")
     for body, tenant_id in ((b"first", "other"), (b"mine", "mine"), (b"host's", None)):
         incoming = structs.replace(first, raw=body, tenant_id=tenant_id)
-        await store.inbox.accept(incoming, leased=False)
-    assert (await store.inbox.holdings("mine"))["evidence"] == 1
-    assert (await store.inbox.holdings("other"))["evidence"] == 2
-    assert set(await store.inbox.unowned()) == {"mine", "other"}
-    assert await store.inbox.erase("mine") == 0
-    assert [other.raw for other in await store.inbox.evidence("m1")] == [b"host's"]
-    assert await store.inbox.unowned() == ["other"]
-    assert (await store.inbox.get("m1")).raw == b"first"
+        await store.accept(incoming, leased=False)
+    assert (await store.holdings("mine"))["evidence"] == 1
+    assert (await store.holdings("other"))["evidence"] == 2
+    assert set(await store.unowned()) == {"mine", "other"}
+    assert await store.erase("mine") == 0
+    assert [other.raw for other in await store.evidence("m1")] == [b"host's"]
+    assert await store.unowned() == ["other"]
+    assert (await store.get("m1")).raw == b"first"
 
 
 async def test_the_organization_of_a_purged_tenant_is_remembered_by_nothing_but_its_digest(store):
@@ -273,7 +273,7 @@ async def test_no_page_of_the_store_keeps_a_row_that_was_moved_in_a_split(bench,
     key = "split"
     # The second time it is what came after the purge, when there is no tenant.
     for seed in (4, 5):
-        await fail_many(bench.host.store.inbox, tenant.id, seed)
+        await fail_many(bench.host.store, tenant.id, seed)
         candidate = await bench.purger.candidate(key, now=True)
         removed = await bench.purger.purge(candidate, actor="test", now=True)
         assert removed.deliveries == 1000

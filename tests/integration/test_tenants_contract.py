@@ -343,14 +343,12 @@ async def test_deliveries_and_transitions_share_one_writer(tmp_path: Path) -> No
         async with trio.open_nursery() as nursery:
             for number in range(50):
                 incoming = NewDelivery(f"m{number}", "t", b"x", 7, 1.0, tenant_id=tenant.id)
-                nursery.start_soon(
-                    lambda incoming=incoming: store.inbox.accept(incoming, leased=False)
-                )
+                nursery.start_soon(lambda incoming=incoming: store.accept(incoming, leased=False))
             nursery.start_soon(service.suspend, tenant)
-        due = await store.inbox.take_due(limit=100, now=2.0)
+        due = await store.claim_due(limit=100, now=2.0)
         assert {record.tenant_id for record in due.records} == {tenant.id}
         assert len(due.records) == 50
-        kept = await store.inbox.get("m1")
+        kept = await store.get("m1")
         assert kept is not None
         assert kept.tenant_id == tenant.id
         assert (await service.get(tenant)).status is TenantStatus.SUSPENDED

@@ -140,8 +140,8 @@ class IsolationMachine(RuleBasedStateMachine):
     def take(self, suspects: bool) -> None:
         async def take(inbox: Inbox) -> list[DeliveryRecord]:
             if suspects:
-                return list((await inbox.take_suspects(limit=99, now=self.now)).records)
-            return list((await inbox.take_due(limit=99, now=self.now)).records)
+                return list((await inbox.claim_suspects(limit=99, now=self.now)).records)
+            return list((await inbox.claim_due(limit=99, now=self.now)).records)
 
         shared = self.loop(lambda: take(self.shared))
         for sender in SENDERS:

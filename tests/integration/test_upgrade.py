@@ -49,7 +49,7 @@ async def test_everything_of_the_single_tenant_moves_into_the_default_tenant_onc
         assert tenant.name == "Default Tenant"
         copied = grants_in(host.directory / f"{tenant.id}.db")
         assert copied == [f"grant {i + 1}" for i in range(200)]
-        assert {record.tenant_id for record in await host.store.inbox.find()} == {tenant.id}
+        assert {record.tenant_id for record in await host.store.find()} == {tenant.id}
         assert step.ran == [0, 1, 2, 3, 4]
         assert result.done["deliveries"] == 30
         marker = await host.store.upgrade.marker()

@@ -45,7 +45,7 @@ async def test_there_is_one_marker_and_the_last_one_counts(store):
 async def test_batches_pass_over_every_delivery_once_and_leave_those_of_other_tenants(store):
     await deliver(store, 10)
     other = NewDelivery("other", "order.paid", b"{}", 1, 1.0, tenant_id="another")
-    await store.inbox.accept(other, leased=False)
+    await store.accept(other, leased=False)
     await deliver(store, 10, first=10)
     assert await store.upgrade.count_unassigned() == 20
     marker, rows, batches = MARKER, 0, 0
@@ -57,7 +57,7 @@ async def test_batches_pass_over_every_delivery_once_and_leave_those_of_other_te
         if assigned.last:
             break
     assert (rows, batches) == (20, 3)
-    records = await store.inbox.find(limit=50)
+    records = await store.find(limit=50)
     assert {r.webhook_id for r in records if r.tenant_id != "t"} == {"other"}
 
 
@@ -92,7 +92,7 @@ async def test_a_host_whose_term_is_over_changes_nothing_of_the_upgrade(monkeypa
         await deliver(one, 3)
         assert await one.upgrade.lead(seconds=60) == 1
         assert await two.upgrade.lead(seconds=60) is None
-        assert await one.inbox.lead(seconds=60) == 1, "the lease of the leader is another one"
+        assert await one.lead(seconds=60) == 1, "the lease of the leader is another one"
         with one.upgrade.fenced(1):
             await one.upgrade.save(MARKER)
             assert await one.upgrade.lead(seconds=0) == 1
@@ -127,11 +127,11 @@ async def test_a_write_that_waits_for_the_lock_is_fenced_once_its_caller_has_lef
         assert await one.upgrade.lead(seconds=0) == 1
         async with trio.open_nursery() as nursery:
             # The server does not answer for a while: the write waits behind another one.
-            nursery.start_soon(one.inbox._commits.submit, lambda _: go_on.wait(30))
+            nursery.start_soon(one._commits.submit, lambda _: go_on.wait(30))
             await trio.testing.wait_all_tasks_blocked()
             with one.upgrade.fenced(1), trio.move_on_after(0.05):
                 await one.upgrade.save(MARKER)
             assert await two.upgrade.lead(seconds=60) == 2
             go_on.set()
-        await one.inbox.write_checkpoint("later", "x")
+        await one.write_checkpoint("later", "x")
         assert await two.upgrade.marker() is None

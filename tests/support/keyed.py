@@ -21,11 +21,6 @@ class ByKey:
         self.__dict__["leases"] = {}
         self.__dict__["for_runner"] = for_runner
 
-    @property
-    def inbox(self) -> "ByKey":
-        """The deliveries of a whole store."""
-        return self
-
     def __getattr__(self, name: str) -> Any:
         return getattr(self.raw, name)
 
@@ -63,11 +58,11 @@ class ByKey:
             self.leases[lease.key] = lease
         return lease if self.for_runner else lease is not None
 
-    async def take_due(self, **options: Any) -> Due:
-        return self._remember_due(await self.raw.take_due(**options))
+    async def claim_due(self, **options: Any) -> Due:
+        return self._remember_due(await self.raw.claim_due(**options))
 
-    async def take_suspects(self, **options: Any) -> Due:
-        return self._remember_due(await self.raw.take_suspects(**options))
+    async def claim_suspects(self, **options: Any) -> Due:
+        return self._remember_due(await self.raw.claim_suspects(**options))
 
     async def start(self, key: str | Lease, **options: Any) -> bool:
         return bool(await self.raw.start(self.lease(key), **options))

@@ -126,14 +126,14 @@ async def work(inbox: Any, name: str, rounds: int, last: int) -> None:
         parked = NewDelivery(f"{name}-{number}-parked", "order.paid", b"{}", 7, now)
         await inbox.park(parked, "no taker")
         ends = (Done(), Retry(now + 5, "no"), Released(), Dead("never"), Parked("no handler"))
-        for each, record in enumerate((await inbox.take_due(limit=5, now=now)).records):
+        for each, record in enumerate((await inbox.claim_due(limit=5, now=now)).records):
             await inbox.start(record.key, now=now)
             await inbox.finish(record.key, ends[each], now=now)
-        for record in (await inbox.take_due(limit=50, now=now + 9)).records:
+        for record in (await inbox.claim_due(limit=50, now=now + 9)).records:
             await inbox.start(record.key, now=now)
             await inbox.finish(record.key, Done(), now=now)
         await inbox.replay(keys)
-        await inbox.take_suspects(limit=5, now=now)
+        await inbox.claim_suspects(limit=5, now=now)
         await inbox.release(keys)
         await inbox.renew(keys[:1], now=now)
         await inbox.recover()

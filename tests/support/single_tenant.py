@@ -71,7 +71,7 @@ async def deliver(store: Store, count: int, *, first: int = 0) -> None:
     async with trio.open_nursery() as nursery:
         for number in range(first, first + count):
             delivery = NewDelivery(f"w{number}", "order.paid", b"{}", number, 1.0)
-            nursery.start_soon(lambda d=delivery: store.inbox.accept(d, leased=False))
+            nursery.start_soon(lambda d=delivery: store.accept(d, leased=False))
 
 
 @attrs.define

@@ -46,7 +46,7 @@ class Stores:
 
 async def claim(inbox: Any, *keys: str, now: float) -> None:
     """Claim the due deliveries with these keys, and no others."""
-    due = await inbox.take_due(limit=1000, now=now)
+    due = await inbox.claim_due(limit=1000, now=now)
     await inbox.release([each.key for each in due.records if each.key not in keys])
 
 

@@ -82,7 +82,7 @@ async def fill_inbox(data: Path) -> None:
         for number in range(DELIVERIES):
             body = b'{"type":"order.paid","data":{"id":"o%d","organization_id":"org-1"}}' % number
             delivery = NewDelivery(f"w{number}", "order.paid", body, number, 1.0)
-            nursery.start_soon(lambda d=delivery: store.inbox.accept(d, leased=False))
+            nursery.start_soon(lambda d=delivery: store.accept(d, leased=False))
 
 
 def write_source(file: Path) -> None:

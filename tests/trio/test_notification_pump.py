@@ -385,7 +385,7 @@ class Failing:
         return call
 
 
-METHODS = ("poll", "create_messages", "take_due", "start", "finish", "renew", "purge")
+METHODS = ("poll", "create_messages", "claim_due", "start", "finish", "renew", "purge")
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -438,7 +438,7 @@ async def test_a_process_that_dies_while_sending_leaves_it_unknown_or_due(
     both = {"sms": False, "webhook": True}
     await store.notifications.create_messages(both, now=now(), oldest=0.0)
     for name in both:
-        (record,) = (await store.notifications.take_due(name, limit=1, now=now())).records
+        (record,) = (await store.notifications.claim_due(name, limit=1, now=now())).records
         assert await store.notifications.start(record.id, now=now())
     channels = {"sms": FakeChannel(), "webhook": FakeChannel(True)}
     async with running(channels, new_store("b", shares=store)) as app:

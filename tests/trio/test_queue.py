@@ -599,15 +599,15 @@ async def test_a_store_that_cannot_be_read_for_a_while_is_asked_again(autojump_c
 
     inbox = memory_inbox()
     await inbox.accept(arrival(webhook_id="left behind").delivery, leased=False)
-    real_take, failures = inbox.take_due, [1, 2]
+    real_take, failures = inbox.claim_due, [1, 2]
 
-    async def take_due(**keywords):
+    async def claim_due(**keywords):
         if failures:
             failures.pop()
             raise StoreUnavailableError("the disk is gone")
         return await real_take(**keywords)
 
-    inbox.take_due = take_due
+    inbox.claim_due = claim_due
     bench = Bench.of(queued(handler), inbox)
     async with trio.open_nursery() as nursery:
         await nursery.start(bench.queue.run)
@@ -705,7 +705,7 @@ async def test_cancelled_while_it_feeds_a_backlog_it_gives_the_rest_back(autojum
     )
     with trio.move_on_after(5):
         await bench.queue.run()
-    due = await inbox.take_due(limit=100, now=trio.current_time())
+    due = await inbox.claim_due(limit=100, now=trio.current_time())
     # All but the two in the channel, whose leases end with the process.
     assert len(due.records) == 8
 
@@ -720,7 +720,7 @@ async def after_ends(handler, *ids, ends=2):
         await inbox.accept(arrival(webhook_id=webhook_id).delivery, leased=False)
     for owner in range(ends):
         inbox = memory_inbox(owner=f"{owner}", shares=inbox)
-        due = await inbox.take_due(limit=99, now=trio.current_time())
+        due = await inbox.claim_due(limit=99, now=trio.current_time())
         for webhook_id in ids:
             await inbox.start(due.leases[webhook_id], now=trio.current_time())
         inbox = memory_inbox(owner=f"{owner + 1}", shares=inbox)
@@ -815,7 +815,7 @@ async def test_a_suspect_that_waited_for_a_pause_runs_alone_after_it(autojump_cl
     assert not bench.runner.inline.quarantined
 
 
-@pytest.mark.parametrize("call", ["accept", "take_due"])
+@pytest.mark.parametrize("call", ["accept", "claim_due"])
 async def test_an_event_that_an_abandoned_call_has_leased_is_run_after_the_next_renewal(
     autojump_clock, monkeypatch, call
 ):
@@ -837,7 +837,7 @@ async def test_an_event_that_an_abandoned_call_has_leased_is_run_after_the_next_
             raise StoreUnavailableError("the store has not answered for 5 s")
         return result
 
-    if call == "take_due":
+    if call == "claim_due":
         await inbox.accept(arrival(webhook_id="a").delivery, leased=False)
     monkeypatch.setattr(inbox, call, committed_late)
     async with trio.open_nursery() as nursery:
@@ -868,7 +868,7 @@ async def test_a_lane_goes_on_behind_an_event_that_an_abandoned_call_has_leased(
     bench = Bench.of(registry(handle, enqueue=True, ordered=True), inbox)
     for name in ("first", "second"):
         await inbox.accept(arrival(webhook_id=name, ordered=True).delivery, leased=False)
-    await inbox.take_due(limit=1, now=0.0)  # an abandoned call
+    await inbox.claim_due(limit=1, now=0.0)  # an abandoned call
     async with trio.open_nursery() as nursery:
         await nursery.start(bench.queue.run)
         with trio.fail_after(2 * queue.PICK_UP_SECONDS):
@@ -930,7 +930,7 @@ async def test_an_event_that_comes_back_does_not_run_beside_its_run_that_was_tak
         await trio.sleep(1)
         await bench.queue.accept(arrival(webhook_id="a", now=clock()))
         await trio.sleep(3.5)  # past the lease, and before the next renewal
-        assert len((await other.take_due(limit=9, now=clock())).records) == 1
+        assert len((await other.claim_due(limit=9, now=clock())).records) == 1
         await trio.sleep(queue.RENEW_SECONDS)
         assert not list(bench.queue._runner.leases), "it was lost"
         assert await other.start("a", now=clock())
@@ -968,7 +968,7 @@ async def test_an_event_that_another_process_has_taken_over_is_not_run(
         for name in ("runs", "waits"):
             await bench.queue.accept(arrival(webhook_id=name, now=trio.current_time()))
         await trio.sleep(3.5)  # past the lease, and before the next renewal
-        taken = (await other.take_due(limit=9, now=trio.current_time())).records
+        taken = (await other.claim_due(limit=9, now=trio.current_time())).records
         assert [record.key for record in taken] == ["runs", "waits"]
         if noticed == "at the renewal":
             await trio.sleep(queue.RENEW_SECONDS)

@@ -86,13 +86,13 @@ async def test_a_single_process_keeps_its_accepted_events(autojump_clock):
 async def test_fast_runs_need_few_claims_while_another_process_asks(autojump_clock, monkeypatch):
     handled, claims = [], []
     bench, other = two_processes(handled, 0.001)
-    take_due = bench.inbox.take_due
+    claim_due = bench.inbox.claim_due
 
     async def take_and_count(**keywords):
         claims.append(trio.current_time())
-        return await take_due(**keywords)
+        return await claim_due(**keywords)
 
-    monkeypatch.setattr(bench.inbox, "take_due", take_and_count)
+    monkeypatch.setattr(bench.inbox, "claim_due", take_and_count)
     async with trio.open_nursery() as nursery:
         await nursery.start(bench.queue.run)
         for number in range(12800):

@@ -59,7 +59,7 @@ async def test_every_method_is_a_checkpoint() -> None:
         lambda: inbox.start("m", now=1),
         lambda: inbox.finish("m", Done(), now=1),
         lambda: inbox.release([]),
-        lambda: inbox.take_due(limit=1, now=1),
+        lambda: inbox.claim_due(limit=1, now=1),
         inbox.recover,
         lambda: inbox.renew([], now=1),
         lambda: inbox.replay([]),
@@ -169,7 +169,7 @@ async def test_parked_events_give_way_and_unfinished_ones_do_not(
     assert {record.webhook_id for record in await inbox.find()} == {"a", "b", "c", "d"}
     with pytest.raises(StoreUnavailableError, match="full"):
         await inbox.accept(big("e"), leased=False)
-    await inbox.take_due(limit=1, now=1)
+    await inbox.claim_due(limit=1, now=1)
     await inbox.finish("a", Done(), now=1)
     assert (await inbox.accept(big("e"), leased=False)).admission is Admission.NEW
 

@@ -452,7 +452,7 @@ async def test_tail_reports_arrivals_ends_and_replays_once(tmp_path):
         await accept("other", "order.created")
         assert await seen() == [("one", "received")]
         assert await seen() == []
-        await writer.take_due(limit=2, now=2.0)
+        await writer.claim_due(limit=2, now=2.0)
         await writer.start("before", now=2.0)
         await writer.start("one", now=2.0)
         assert await seen() == [("before", "running"), ("one", "running")]
@@ -461,13 +461,13 @@ async def test_tail_reports_arrivals_ends_and_replays_once(tmp_path):
         assert await seen() == [("before", "done"), ("one", "dead")]
         await writer.replay(["one"])
         assert await seen() == [("one", "received")]
-        await writer.take_due(limit=1, now=4.0)
+        await writer.claim_due(limit=1, now=4.0)
         await writer.start("one", now=4.0)
         await writer.finish("one", Dead("no"), now=5.0)
         assert await seen() == [("one", "dead")]
         # Requeued, run, and dead again between two polls.
         await writer.replay(["one"])
-        await writer.take_due(limit=1, now=6.0)
+        await writer.claim_due(limit=1, now=6.0)
         await writer.start("one", now=6.0)
         await writer.finish("one", Dead("no"), now=7.0)
         assert await seen() == [("one", "dead")]
@@ -501,7 +501,7 @@ def test_events_of_one_tenant_are_listed_and_replayed(command_line):
                 delivery = NewDelivery(
                     f"msg_{number}", "order.paid", b"{}", 1, ARRIVAL, tenant_id=tenant_id
                 )
-                await store.inbox.park(delivery)
+                await store.park(delivery)
 
     trio.run(fill)
 

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from functools import cached_property, wraps
 from sys import intern
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 import trio
 
@@ -132,11 +132,6 @@ class MemoryInbox:
         self._foreign_changes = self._rows.changes
         self._closed = False
         self._warned = False
-
-    @property
-    def inbox(self) -> Self:
-        """The deliveries."""
-        return self
 
     # Made on first use: most receivers have no tenants, and start without SQLite.
 
@@ -550,7 +545,7 @@ class MemoryInbox:
                 released += 1
         return released
 
-    async def take_due(
+    async def claim_due(
         self,
         *,
         limit: int,
@@ -610,7 +605,7 @@ class MemoryInbox:
             take_expired and row.owner != self._terms.owner and self._held_until(row, now) is None
         )
 
-    async def take_suspects(
+    async def claim_suspects(
         self, *, limit: int, now: float, limits: ClaimLimits | None = None
     ) -> Due:
         await self._begin()

@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 from ...base.throttle import TokenBucket
 from ...records.policies import ClaimLimits, EventPause, GroupLimit, burst_of
-from ..coalescing import coalesce, waiting_event
+from ..coalescing import WaitingEvent, coalesce, time_of_state
 from .rows import Deliveries, MemoryRow
 
 
@@ -108,7 +108,7 @@ class Allowance:
             if self._limits.group_of(each.type, each.raw or b"", each.signer) == group
         }
         lane = [
-            waiting_event(number, each.key, each.type, each.raw or b"", now=self._now)
+            WaitingEvent(number, each.key, each.type, time_of_state(each.raw, self._now))
             for number, each in rows.items()
         ]
         newest, others = coalesce(lane[0], lane)

@@ -275,7 +275,7 @@ WHERE {sendable()} AND lease_owner = :owner AND {_IS_HELD}
 """
 
 
-def take_due(
+def claim_due(
     tx: SqlTransaction, terms: LeaseTerms, channel: str, *, limit: int, now: float
 ) -> DueNotifications:
     """Lease the due messages of one channel, oldest transition first."""
@@ -419,7 +419,7 @@ class SqlNotifications(SqlPart):
     create_messages = committed(create_messages)
     switch_off = committed(switch_off)
     poll = on_reader(poll)
-    take_due = committed_by_owner(take_due)
+    claim_due = committed_by_owner(claim_due)
     start = committed_by_owner(start)
     finish = committed_by_owner(finish)
     release = committed_by_owner(release)

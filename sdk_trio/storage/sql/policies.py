@@ -26,7 +26,7 @@ import msgspec
 from ...base.throttle import TokenBucket
 from ...records.policies import ClaimLimits, EventPause, GroupLimit, burst_of
 from ..admission import CLOCK_SLACK_SECONDS, LeaseTerms
-from ..coalescing import SUPERSEDED, WaitingEvent, coalesce, waiting_event
+from ..coalescing import SUPERSEDED, WaitingEvent, coalesce, time_of_state
 from .deliveries import RunEnd, end_all, note_reason
 from .dialect import SqlTransaction
 from .schema import NO_LEASE, unfinished
@@ -334,7 +334,7 @@ class _Choice:
         rows = self._tx.all(_LIST_LANE, sequence=sequence, limit=_LANE_CHUNK)
         events = ((*row[:3], bytes(row[3] or b""), row[4]) for row in rows)
         return [
-            waiting_event(number, key, kind, raw, now=self._now)
+            WaitingEvent(number, key, kind, time_of_state(raw, self._now))
             for number, key, kind, raw, signer in events
             if self._limits.group_of(kind, raw, signer) == group
         ]
