@@ -319,6 +319,16 @@ def test_a_stalled_process_serves_after_it_wakes_up():
     assert any("answer=timeout" in line.fields for line in result.story)
 
 
+def test_a_crashed_process_runs_no_handler_any_more():
+    # It is stalled with a delivery in its socket, and crashes before it has read it.
+    result = run(make_plan(500_022, World(), TYPES))
+    assert result.violations == ()
+    (crash,) = (n for n, line in enumerate(result.story) if "host.crashes" in str(line))
+    later = [str(line) for line in result.story[crash:]]
+    assert any("handler.begins" in line for line in later)
+    assert not [line for line in later if "host.1 " in line and "handler.begins" in line]
+
+
 def test_sqlite_is_as_before_after_a_simulation(tmp_path):
     run(make_plan(0, World(events=1), TYPES), World(events=1))
     assert apsw.vfs_names()[0] == "unix"

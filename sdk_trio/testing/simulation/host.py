@@ -24,6 +24,7 @@ from ...webhooks import HandlerRegistry, Services, WebhookHandlerBase
 from ...webhooks.bound import BoundHandler, BoundHandlers, HandlersOfSource
 from ...webhooks.receiver import Share
 from .audit import Auditor
+from .disk import HostDownError
 from .machine import Machine
 from .plan import Trouble, World
 from .scheduler import Hosts
@@ -95,6 +96,9 @@ class _Handler(WebhookHandlerBase[Any]):
         self._world = world
 
     async def handle_core(self, event: Event[Any]) -> None:
+        if self._machine.down:
+            # At the end of the simulation, the tasks of a crashed process go on until they end.
+            raise HostDownError(self._machine.name)
         auditor: Auditor = self._world.auditor
         run = auditor.begin(
             event.key,
