@@ -202,7 +202,7 @@ def test_thousands_are_found_on_both_sides_of_each_border() -> None:
     assert value(tx, "SELECT count(*) FROM segment") == 1, "an empty one would cost each search"
 
 
-def test_a_key_is_found_by_a_few_steps_of_each_segment() -> None:
+def test_a_key_and_an_id_are_found_by_a_few_steps_of_each_segment() -> None:
     """Counted in steps of SQLite's machine; arrivals that no index has are read one by one."""
     found = {}
     for size in (2 * INDEX_EVERY, 20 * INDEX_EVERY):
@@ -212,6 +212,7 @@ def test_a_key_is_found_by_a_few_steps_of_each_segment() -> None:
             add(tx, incoming, surely_new=True)
         arrivals.find(tx, ["m7"])
         found[size] = steps_of(tx, lambda tx=tx: arrivals.find(tx, ["m7", "unknown"]))
+        found[size] += steps_of(tx, lambda tx=tx: arrivals.of_id(tx, "m7"))
         gone = list(range(1, 51))
         found[-size] = steps_of(tx, lambda tx=tx, gone=gone: arrivals.remove(tx, gone))
     assert found[20 * INDEX_EVERY] <= found[2 * INDEX_EVERY] + 20

@@ -194,10 +194,12 @@ _OF_ID = """
 SELECT sequence FROM {source} (delivery_key = :id
     OR (delivery_key > :id || '.' AND delivery_key < :id || '/'))
 """
+# One range and a filter: for two ranges SQLite would read each segment from end to end.
 _OF_ID_INDEXED = """
 SELECT lookup.sequence FROM segment CROSS JOIN lookup
-WHERE lookup.segment = segment.number AND (lookup.term = 'k' || :id
-    OR (lookup.term > 'k' || :id || '.' AND lookup.term < 'k' || :id || '/'))
+WHERE lookup.segment = segment.number
+    AND lookup.term >= 'k' || :id AND lookup.term < 'k' || :id || '/'
+    AND (lookup.term = 'k' || :id OR lookup.term > 'k' || :id || '.')
 """
 
 

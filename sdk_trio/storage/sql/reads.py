@@ -303,7 +303,14 @@ def _sequences_between(
 
 # -- counts --------------------------------------------------------------------------------------
 
-_COUNTS = "SELECT state, count(*) FROM work GROUP BY state"
+# By indexes, but for the last row, the number of all that are not done: those that no row counts
+# are received.
+_COUNTS = f"""
+SELECT state, count(*) FROM work WHERE {in_kept()} GROUP BY state
+UNION ALL SELECT 'running', count(*) FROM work
+    WHERE lease_owner IS NOT NULL AND state = 'running'
+UNION ALL SELECT '', count(*) FROM work
+"""
 
 _DONE_ON_POSTGRESQL = "SELECT CAST(coalesce(sum(done), 0) AS bigint) FROM node"
 
@@ -318,8 +325,13 @@ SELECT max(coalesce((SELECT max(sequence) FROM arrival), 0),
 def counts(tx: SqlTransaction) -> dict[DeliveryState, int]:
     """Return how many deliveries are in each state."""
     found = dict.fromkeys(DeliveryState, 0)
+    in_work = 0
     for state, number in tx.all(_COUNTS):
-        found[DeliveryState(state)] = int(number)
+        if state:
+            found[DeliveryState(state)] = int(number)
+        else:
+            in_work = int(number)
+    found[DeliveryState.RECEIVED] = in_work - sum(found.values())
     ((number,),) = tx.all(_ALL_ON_SQLITE if tx.dialect.is_sqlite else _DONE_ON_POSTGRESQL)
     found[DeliveryState.DONE] = number - sum(found.values()) if tx.dialect.is_sqlite else number
     return found
