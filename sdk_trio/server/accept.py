@@ -109,8 +109,9 @@ class Acceptor:
         refusals: trio.Nursery,
     ) -> None:
         sock.setblocking(False)
-        if self._slots.reserve(peer, self.now):
-            connections.start_soon(self._serve, sock, peer, self._slots.source_of(peer))
+        source = self._slots.source_of(peer)
+        if self._slots.reserve(source, peer, self.now):
+            connections.start_soon(self._serve, sock, peer, source)
         # Over TLS a response would need a handshake first, which costs more than a request.
         elif self._refusals < self.limits.refusals and self._certificate() is None:
             refusals.start_soon(self._refuse, sock)

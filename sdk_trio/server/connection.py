@@ -48,8 +48,8 @@ class Http1ServerConnection(ClientSocket):
         super().__init__(shared, sock, client)
         #: The template of the last head; see :func:`~sdk_trio.server.head.read_head`.
         self._template: HeadTemplate | None = shared.template
-        #: The deadline that the application sets for a request.
-        self._deadline = RequestDeadline(shared.limits.sweep_seconds)
+        #: The deadline that the application sets for a request; None during the first one.
+        self._deadline: RequestDeadline | None = None
         self._accepted_at = shared.now
         self._between_requests = False
         self._idle_since = shared.now
@@ -117,37 +117,38 @@ class Http1ServerConnection(ClientSocket):
             or (self._idle and self._shared.draining)
         ) and not self.ended:
             trio.lowlevel.notify_closing(self._descriptor)
-        self._deadline.sweep(now)
+        if self._deadline is not None:
+            self._deadline.sweep(now)
 
     # -- requests ----------------------------------------------------------------------------
 
     async def _serve(self) -> None:
         """Serve one request after the other, with a new scope after each deadline that passed."""
-        while True:
-            with self._deadline.scope:
-                await self._serve_requests()
-                if not self._deadline.spent:
+        head = await self._next_head()
+        if head is None or not await self._serve_requests(head, None):
+            return
+        while (head := await self._next_head()) is not None:
+            self._deadline = deadline = RequestDeadline(self.limits.sweep_seconds)
+            with deadline.scope:
+                await self._serve_requests(head, deadline)
+                if not deadline.spent:
                     return
             # The application's deadline has passed, and the scope was cancelled. The application
             # may have responded before, so the exchange decides whether the connection continues.
-            self._deadline.spent = True
+            deadline.spent = True
             if self._exchange is None or not await self._conclude(self._exchange):
                 return
-            self._deadline.renew()
 
-    async def _serve_requests(self) -> None:
-        """Serve requests within one scope, until the connection ends or the scope is spent."""
+    async def _serve_requests(self, head: RequestHead, deadline: RequestDeadline | None) -> bool:
+        """Serve this request, and all later ones within the scope of ``deadline``, if there is one.
+
+        Returns:
+            Whether the connection continues. It may also continue after a spent deadline.
+        """
         app, direct = self._shared.app, self._shared.direct
         while True:
-            try:
-                head = await self._read_head()
-            except RequestError as error:
-                await self._refuse(error)
-                return
-            if head is None:
-                return
             self._requests += 1
-            self._exchange = exchange = Http1Request(self, head, self._template, self._deadline)
+            self._exchange = exchange = Http1Request(self, head, self._template, deadline)
             try:
                 if direct is not None:
                     response = await direct.respond(exchange)
@@ -158,16 +159,32 @@ class Http1ServerConnection(ClientSocket):
             except Exception:
                 # ASGI leaves errors of the application to the server. _conclude sends a 500.
                 _log.exception("server.application_failed", method=head.method)
+            if deadline is not None and deadline.spent:
+                return False
             # Nearly always nothing is left to do, and this test is cheaper than a coroutine.
-            if exchange.is_settled and not (self.waiting or self.ended or self._deadline.spent):
-                continue
-            if self._deadline.spent or not await self._conclude(exchange):
-                return
+            settled = exchange.is_settled and not (self.waiting or self.ended)
+            if not settled and not await self._conclude(exchange):
+                return False
+            if deadline is None:
+                return True
+            following = await self._next_head()
+            if following is None:
+                return False
+            head = following
+
+    async def _next_head(self) -> RequestHead | None:
+        """Return the next head; None if the connection ends, after a refusal of a malformed one."""
+        try:
+            return await self._read_head()
+        except RequestError as error:
+            await self._refuse(error)
+            return None
 
     async def _conclude(self, exchange: Http1Request) -> bool:
         """Finish the response; return False if the connection ends with it."""
-        if self._deadline.spent and self._deadline.response and not exchange.begun:
-            await exchange.respond(self._deadline.response)
+        deadline = self._deadline
+        if deadline is not None and deadline.spent and deadline.response and not exchange.begun:
+            await exchange.respond(deadline.response)
         if self.waiting and exchange.answered:
             await self.interrupt_readers()
         exchange.finish()

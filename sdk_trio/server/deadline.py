@@ -1,9 +1,10 @@
 """The deadline of one request, which the application sets and the connection enforces.
 
 A cancel scope for each request would cost more than the check of its signature. So a connection
-uses one scope for all its requests, and replaces it only after it was cancelled. A deadline that is
-near becomes the deadline of that scope at once; the acceptor's sweep does the same for others as
-they come near.
+uses one scope for all its requests but the first, and replaces it only after it was cancelled. The
+first request has no deadline here: the application uses a scope of its own, if it needs one. Many
+connections have one request, and most of those need none. A deadline that is near becomes the
+deadline of the scope at once; the acceptor's sweep does the same for others as they come near.
 """
 
 from math import inf
@@ -31,10 +32,6 @@ class RequestDeadline:
     def __init__(self, sweep_seconds: float) -> None:
         # The next sweep may come too late for a deadline that is nearer than two sweeps.
         self._near = 2 * sweep_seconds
-        self.renew()
-
-    def renew(self) -> None:
-        """Make a new scope; a cancelled one would cancel all later requests."""
         self._at = inf
         self._armed = False  # whether the scope has the deadline
         self.scope: trio.CancelScope = trio.CancelScope()

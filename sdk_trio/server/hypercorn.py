@@ -84,10 +84,10 @@ class HypercornServer:
         except OSError:  # the client has left already
             await trio.aclose_forcefully(stream)
             return
-        if not self._slots.reserve(peer, trio.current_time()):
+        source, connection = self._slots.source_of(peer), None
+        if not self._slots.reserve(source, peer, trio.current_time()):
             await self._refuse(stream)
             return
-        source, connection = self._slots.source_of(peer), None
         try:
             connection = _Connection(
                 self._app, self._config, self._context, stream, self._limits, self._note_refusal

@@ -66,7 +66,7 @@ class Http1Request:
         connection: ClientSocket,
         head: RequestHead,
         template: HeadTemplate | None,
-        deadline: RequestDeadline,
+        deadline: RequestDeadline | None,
     ) -> None:
         self._connection = connection
         self._head = head
@@ -74,7 +74,7 @@ class Http1Request:
         self.method: str = head.method
         self.headers: list[Header] = head.headers
         self.template: HeadTemplate | None = template
-        self.expiry: RequestDeadline = deadline
+        self.expiry: RequestDeadline | None = deadline
         self._left = head.length
         self._chunked = ChunkedBody() if head.length is None else None
         self._waiting_for_continue = head.expects_continue

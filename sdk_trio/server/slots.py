@@ -86,13 +86,13 @@ class ConnectionSlots:
         """Return the source that a connection counts for; None: no limit."""
         return self._source_of(peer[0] if peer else None)
 
-    def reserve(self, peer: Address, now: float) -> bool:
+    def reserve(self, source: Hashable, peer: Address, now: float) -> bool:
         """Reserve a slot, if necessary by evicting another connection; return False if none is
         free.
 
-        ``now`` is the event loop's clock, as of the last sweep or later.
+        ``source`` is that of ``peer``, and ``now`` the event loop's clock, as of the last sweep or
+        later.
         """
-        source = self.source_of(peer)
         if source is not None and self._by_source[source] >= self._most_of_one:
             if not (self._limits.source_evicts_own and self._evict_own(source)):
                 self._note_refusal("server.source_full", self._most_of_one, peer)

@@ -51,7 +51,8 @@ class Client:
 def connect(slots, clients, source, state, now):
     """Reserve a slot; an evicted connection frees its own at once."""
     before = list(clients)
-    if not slots.reserve((source, 1), now):
+    peer = (source, 1)
+    if not slots.reserve(slots.source_of(peer), peer, now):
         assert not any(client.gave_way for client in clients)
         return None
     for client in before:
