@@ -1,4 +1,6 @@
-"""Counts the user instructions and system calls of one delivery, which no other load changes.
+"""Counts the instructions, bytecode steps and system calls of one delivery.
+
+No other load changes them.
 
     python benchmarks/counted.py [SERVER[:fresh] ...] [--deliveries 512] [--keep DIRECTORY]
 
@@ -6,6 +8,7 @@ A server handles deliveries one after the other: each is sent when all threads o
 again. Instructions are counted by callgrind, and system calls by strace, each in a run of its own.
 The start and the first deliveries do not count, and neither does what timers do meanwhile: it is
 measured without deliveries and subtracted. ``:fresh`` opens a connection for each delivery.
+Steps are instructions of Python's bytecode, and their median is printed.
 
 With ``--keep``, the profiles of callgrind stay in a directory, for ``callgrind_annotate``.
 """
@@ -17,17 +20,18 @@ import os
 import shutil
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
 import attrs
-from load import body, requests
+from load import body, read_count, requests
 from peers import DURABLE, ENQUEUED, FASTAPI, FLOOR, INLINE, Server, our_servers, peer_servers
 from serving import PATH, Process, serving
 
@@ -47,9 +51,10 @@ READINGS, PAUSE = 4, 0.0005
 
 @attrs.frozen
 class Counted:
-    """Counts of one delivery: user instructions, system calls, and the latter by name."""
+    """Counts of one delivery: user instructions, bytecode steps, system calls, these by name."""
 
     instructions: float
+    steps: float
     calls: float
     by_name: dict[str, float]
 
@@ -63,8 +68,8 @@ class Sender:
         self._body = body()
         self._connection: socket.socket | None = None
 
-    def send(self, count: int) -> None:
-        """Send deliveries, each when the server has nothing left to do of the one before."""
+    def send(self, count: int, then: Callable[[], object] = lambda: None) -> None:
+        """Send deliveries, and after each, when the server sleeps again, call ``then``."""
         for _ in range(count):
             if self._connection is None:
                 address = ("127.0.0.1", self._process.port)
@@ -81,6 +86,7 @@ class Sender:
             if self._fresh:
                 self.close()
             wait_until_asleep(self._process.pid)
+            then()
 
     def close(self) -> None:
         if self._connection is not None:
@@ -185,19 +191,40 @@ def _names(trace: Path, begin: float, end: float) -> dict[str, int]:
     return found
 
 
+def bytecode_steps(server: Server, deliveries: int, directory: Path, *, fresh: bool) -> float:
+    """Count the steps of Python's bytecode of one delivery; return the median."""
+    with tempfile.TemporaryDirectory(dir=directory) as place:
+        counter = Path(place) / "steps"
+        with serving(server, directory=directory, steps=counter) as process:
+            sender = Sender(process, fresh=fresh)
+            sender.send(WARM_UP)
+            _slow_down(process)
+            sender.send(1)
+            readings = [read_count(str(counter))]
+            sender.send(deliveries, lambda: readings.append(read_count(str(counter))))
+            sender.close()
+    return statistics.median(after - before for before, after in pairwise(readings))
+
+
 def count(
     way: str, servers: dict[str, Server], deliveries: int, directory: Path, keep: Path | None = None
 ) -> Counted:
     """Count one way: the name of a server, and ``:fresh`` for fresh connections."""
     server, fresh = servers[way.removesuffix(FRESH)], way.endswith(FRESH)
     calls = system_calls(server, deliveries, directory, fresh=fresh)
+    steps = bytecode_steps(server, deliveries, directory, fresh=fresh)
     counted = instructions(server, deliveries, directory, fresh=fresh, keep=keep)
-    return Counted(counted, sum(calls.values()), calls)
+    return Counted(counted, steps, sum(calls.values()), calls)
 
 
-def _calls(way: str, servers: dict[str, Server], options: argparse.Namespace) -> dict[str, float]:
+def _cheap(way: str, servers: dict[str, Server], options: argparse.Namespace) -> dict[str, object]:
+    """Count what needs no valgrind."""
     server, fresh = servers[way.removesuffix(FRESH)], way.endswith(FRESH)
-    return system_calls(server, options.deliveries, options.directory, fresh=fresh)
+    counted = options.deliveries, options.directory
+    return {
+        "calls": system_calls(server, *counted, fresh=fresh),
+        "steps": bytecode_steps(server, *counted, fresh=fresh),
+    }
 
 
 def main() -> int:
@@ -208,15 +235,15 @@ def main() -> int:
         servers |= peer_servers()
     if options.keep is not None:
         options.keep.mkdir(parents=True, exist_ok=True)
-    if options.calls:
-        found_calls = {way: _calls(way, servers, options) for way in options.ways}
-        print(json.dumps(found_calls))
+    if options.cheap:
+        print(json.dumps({way: _cheap(way, servers, options) for way in options.ways}))
         return 0
-    print(f"{'':24} instructions  system calls")
+    print(f"{'':24} instructions  steps  system calls")
     for way in options.ways:
         found = count(way, servers, options.deliveries, options.directory, options.keep)
         names = " ".join(f"{k} {n:.1f}" for k, n in found.by_name.items() if n >= 0.05)
-        print(f"{way:24} {found.instructions:12.0f}  {found.calls:5.1f}: {names}", flush=True)
+        counts = f"{found.instructions:12.0f} {found.steps:6.0f}  {found.calls:5.1f}"
+        print(f"{way:24} {counts}: {names}", flush=True)
     return 0
 
 
@@ -224,7 +251,7 @@ def _parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     made.add_argument("ways", nargs="*", metavar="SERVER[:fresh]", default=WAYS)
     made.add_argument("--deliveries", type=int, default=512)
-    made.add_argument("--calls", action="store_true", help="only system calls, as JSON")
+    made.add_argument("--cheap", action="store_true", help="all but instructions, as JSON")
     made.add_argument("--directory", type=Path, default=Path("/var/tmp"))
     made.add_argument("--keep", type=Path, help="a directory for the profiles of callgrind")
     return made

@@ -161,7 +161,7 @@ def after(bench: Bench) -> Runs:
 
 
 def counted(bench: Bench) -> Runs:
-    """Count instructions and system calls of one delivery; one round, because counts repeat."""
+    """Count the work of one delivery; one round, because counts repeat."""
     runs: Runs = {"kept": {}, "fresh": {}}
     for way in bench.scale.ways:
         name, _, fresh = way.partition(":")
@@ -169,7 +169,11 @@ def counted(bench: Bench) -> Runs:
             bench.say(f"counting {way}")
             found = work.count(way, bench.servers, bench.scale.counted, bench.directory)
             figures: Figures = {"count": bench.scale.counted}
-            figures |= {"instructions": found.instructions, "calls": found.calls}
+            figures |= {
+                "instructions": found.instructions,
+                "steps": found.steps,
+                "calls": found.calls,
+            }
             runs[fresh or "kept"][name] = [figures]
     return runs
 

@@ -170,7 +170,7 @@ def _at_500(kept: Kept, runs: Mapping[str, Any], group: str) -> str:
 
 
 def _counted(kept: Kept, runs: Mapping[str, Any]) -> str:
-    figures = (("instructions", 0), ("calls", 1))
+    figures = (("instructions", 0), ("steps", 0), ("calls", 1))
     rows = [
         [
             _CASES["counted", case],
@@ -179,7 +179,8 @@ def _counted(kept: Kept, runs: Mapping[str, Any]) -> str:
         ]
         for case, server in _rows(runs)
     ]
-    return _table(["connection", "server", "user instructions", "system calls"], rows)
+    heads = ["connection", "server", "user instructions", "steps of bytecode", "system calls"]
+    return _table(heads, rows)
 
 
 def _loaded(kept: Kept, runs: Mapping[str, Any], group: str) -> str:

@@ -94,6 +94,7 @@ def serving(
     data: Path | None = None,
     certificate: Certificate | None = None,
     under: Sequence[str] = (),
+    steps: Path | None = None,
 ) -> Iterator[Process]:
     """Run ``server`` on a free port and its own core until the end of the block.
 
@@ -103,6 +104,7 @@ def serving(
         data: its data directory, which is not removed; None: an empty one.
         certificate: its certificate, if it uses TLS.
         under: the command of a program that runs and observes it, such as valgrind.
+        steps: the file in which it counts the steps of its bytecode; None: it does not.
     """
     with tempfile.TemporaryDirectory(dir=directory) as place:
         own = Path(place)
@@ -114,8 +116,12 @@ def serving(
         with socket.create_server(("127.0.0.1", 0)) as listener:
             port = int(listener.getsockname()[1])
         environment = _environment(server, port, data, handled, certificate)
-        if under:
+        observed = bool(under) or steps is not None
+        if observed:
             environment["PYTHONPATH"] += f":{SERVERS / 'observed'}"
+        if steps is not None:
+            steps.write_bytes(bytes(8))
+            environment["BENCHMARK_STEPS"] = str(steps)
         trusted = certificate if server.tls else None
         command = [*under]
         command += [str(port) if word == "PORT" else word for word in server.command]
@@ -132,7 +138,7 @@ def serving(
             )
         process = Process(server, port, popen, handled, data, log, trusted)
         try:
-            _wait_for_answer(process, OBSERVED_START_SECONDS if under else START_SECONDS)
+            _wait_for_answer(process, OBSERVED_START_SECONDS if observed else START_SECONDS)
             process.start_ms = 1000 * (time.perf_counter() - began)
             yield process
         finally:

@@ -1,4 +1,4 @@
-"""The system calls of one delivery, counted by strace in a server of its own.
+"""The system calls and the bytecode of one delivery, counted in a server of its own.
 
 Deliveries come one after the other, each when all threads of the server sleep again. Calls that
 depend on how the machine schedules threads are left out. The limits are slightly above the current
@@ -20,19 +20,19 @@ SCHEDULED = {"futex", "epoll_wait", "mprotect", "mmap", "munmap", "brk", "sched_
 
 
 @pytest.mark.parametrize(
-    ("way", "most", "syncs"),
+    ("way", "most", "syncs", "steps"),
     [
-        ("inline", 31, 1),
-        ("enqueued", 36, 1),
-        ("inline:fresh", 41, 1),
-        ("enqueued:fresh", 45, 1),
-        ("memory", 4, 0),
-        ("memory:fresh", 13, 0),
+        ("inline", 31, 1, 8400),
+        ("enqueued", 36, 1, 9700),
+        ("inline:fresh", 41, 1, 11900),
+        ("enqueued:fresh", 45, 1, 12500),
+        ("memory", 4, 0, 4050),
+        ("memory:fresh", 13, 0, 7550),
     ],
 )
-def test_a_delivery_makes_no_more_system_calls_than_it_did(way, most, syncs, tmp_path):
+def test_a_delivery_costs_no_more_calls_and_steps_than_it_did(way, most, syncs, steps, tmp_path):
     program("strace")
-    command = [sys.executable, str(COUNTED), way, "--calls", "--deliveries", "40"]
+    command = [sys.executable, str(COUNTED), way, "--cheap", "--deliveries", "40"]
     ran = subprocess.run(
         [*command, "--directory", str(tmp_path)],
         capture_output=True,
@@ -41,7 +41,9 @@ def test_a_delivery_makes_no_more_system_calls_than_it_did(way, most, syncs, tmp
         check=False,
     )
     assert ran.returncode == 0, ran.stderr
-    calls = json.loads(ran.stdout)[way]
+    counted = json.loads(ran.stdout)[way]
+    calls = counted["calls"]
     own = {name: number for name, number in calls.items() if name not in SCHEDULED}
     assert sum(own.values()) <= most, own
     assert calls.get("fdatasync", 0) + calls.get("fsync", 0) <= syncs + 0.2, own
+    assert counted["steps"] <= steps
