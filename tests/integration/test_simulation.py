@@ -319,7 +319,7 @@ def test_a_stalled_process_serves_after_it_wakes_up():
     assert any("answer=timeout" in line.fields for line in result.story)
 
 
-def test_a_crashed_process_runs_no_handler_any_more():
+def test_a_crashed_process_no_longer_runs_handlers():
     # It is stalled with a delivery in its socket, and crashes before it has read it.
     result = run(make_plan(500_022, World(), TYPES))
     assert result.violations == ()
