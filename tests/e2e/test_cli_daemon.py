@@ -107,6 +107,9 @@ def workplace(tmp_path: Path) -> Iterator[Workplace]:
         if daemon.poll() is None:
             daemon.kill()
         daemon.wait()
+    # An interpreter's end reports here what it could not end in order.
+    for printed in tmp_path.glob("err-*"):
+        assert "Exception ignored" not in printed.read_text()
 
 
 def end(daemon: subprocess.Popen[str], number: int = signal.SIGTERM) -> int:

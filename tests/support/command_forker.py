@@ -2,10 +2,11 @@
 
 A server process loads the program once. For each command, and for the daemons of most tests, it
 forks a process with its own environment, directory and streams, so that commands do not affect each
-other. Tests of the start itself start an interpreter.
+other. Tests of the start itself, and of the interpreter's end, start an interpreter.
 """
 
 import atexit
+import gc
 import json
 import os
 import select
@@ -26,6 +27,7 @@ from typing import IO, Any
 _MODULES = (
     "sdk_trio.__main__",
     "sdk_trio.cli.settings",
+    "sdk_trio.cli.doctor.network",
     "sdk_trio.cli.doctor.run",
     "sdk_trio.cli.events",
     "sdk_trio.cli.notifications",
@@ -194,6 +196,8 @@ class _Server:
 def _serve(path: str) -> None:
     for name in _MODULES:
         __import__(name)
+    # A forked process would copy the pages of what is loaded to collect garbage there in vain.
+    gc.freeze()
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         listener.listen(64)
@@ -256,8 +260,23 @@ def _become(request: dict, streams: Sequence[int]) -> None:
     from sdk_trio import __main__ as program
 
     sys.argv = [program.__file__, *request["words"]]
-    # An ordinary end, so that coverage data is written.
-    sys.exit(program.main())
+    _end(program.main())
+
+
+def _end(status: int) -> None:
+    """End as an interpreter does after its last statement, but leave the memory to the system.
+
+    To free the loaded modules, their pages would be copied, which takes longer than most commands.
+    """
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            if not stream.closed:
+                stream.flush()
+    except OSError:
+        sys.exit(status)  # the interpreter reports it
+    os._exit(status)
 
 
 if __name__ == "__main__":
