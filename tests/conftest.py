@@ -1,6 +1,7 @@
 """Settings of the whole suite."""
 
 import contextlib
+import gc
 import logging
 import os
 from pathlib import Path
@@ -37,6 +38,20 @@ def pytest_configure(config):
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     if worker is not None:
         config.option.basetemp = str(Path(config.option.basetemp).with_name(worker))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Collect the tests without the garbage collector, which later leaves them out.
+
+    They stay until the end, and each full collection would look at millions of objects in vain.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
