@@ -67,7 +67,7 @@ _SETTINGS = {
     "full_page_writes": "off",
     "shared_buffers": "32MB",
     "max_connections": "100",
-    "autovacuum_naptime": "5s",
+    "autovacuum_naptime": "60s",  # each round costs a process for each database
     "shared_preload_libraries": "pg_stat_statements",
 }
 
