@@ -22,7 +22,13 @@ TAKEN_OVER_SECONDS = 15.0
 class LeaseTerms(msgspec.Struct, frozen=True, kw_only=True):
     """The owner and the periods, in seconds, that an open inbox applies to every change.
 
-    ``shared``: other owners may be alive, so only leases that have expired are taken away.
+    Args:
+        owner: the name that holds the leases taken here; not empty, unique among living processes
+            of all hosts.
+        lease_seconds: duration of a lease without renewal.
+        dedup_seconds: time that a finished id is remembered.
+        payload_seconds: time that bodies are kept.
+        shared: other owners may be alive, so only leases that have expired are taken away.
     """
 
     owner: str

@@ -27,7 +27,6 @@ from ..records.deliveries import (
     Lease,
     NewDelivery,
     Outcome,
-    Purged,
     Renewed,
 )
 from ..records.policies import ClaimLimits
@@ -69,7 +68,7 @@ class UnawaitedStart(NamedTuple):
 
 
 class SqlInbox(SqlPart, ABC):
-    """:class:`Store` on an engine; the classes of the engines add what differs.
+    """:class:`Store` on an engine, except for what each engine does in its own way.
 
     Args:
         terms: the owner and the periods.
@@ -156,13 +155,9 @@ class SqlInbox(SqlPart, ABC):
         if token is None or sequence is None:
             return admitted
         lease = Lease(key, token, sequence)
-        if admitted is deliveries.NEW:
+        if admitted is deliveries.NEW:  # mostly; msgspec's replace takes longer
             return Admitted(Admission.NEW, lease=lease)
         return msgspec.structs.replace(admitted, lease=lease)
-
-    def claim_unawaited(self, delivery: NewDelivery) -> Lease | None:
-        """See :meth:`Inbox.claim_unawaited`: None where several processes write."""
-        return None
 
     park = committed_by_owner(deliveries.park)
     keep_other = committed(deliveries.keep_other)
@@ -181,10 +176,6 @@ class SqlInbox(SqlPart, ABC):
         run = RunStart(lease.sequence, lease.token, now)
         unit = self._commits.post(self._starting, lease.key, run)
         lease.start = UnawaitedStart(unit, run)
-
-    def end_unawaited(self, lease: Lease, *, now: float) -> bool:
-        """See :meth:`Inbox.end_unawaited`: False where every end is awaited."""
-        return False
 
     def _take_back_start(self, lease: Lease) -> float | None:
         """Withdraw the start of a run whose end records it, too; return its time.
@@ -260,12 +251,6 @@ class SqlInbox(SqlPart, ABC):
             lambda tx: leases.renew(tx, terms, held, pending, now=now)
         )
 
-    async def lead(self, *, seconds: float) -> int | None:
-        owner, now = self._terms.owner, clock.wall()
-        return await self._commits.submit(
-            lambda tx: leases.lead(tx, owner, seconds=seconds, now=now)
-        )
-
     reschedule = committed(leases.reschedule)
     recover = committed_by_owner(leases.recover)
     take_over = committed_by_owner(leases.take_over)
@@ -319,19 +304,6 @@ class SqlInbox(SqlPart, ABC):
         await self._commits.submit(work)
 
     # -- retention and end -----------------------------------------------------------------------
-
-    async def purge(self, *, now: float) -> Purged:
-        """See :meth:`Inbox.purge`. Cancelled, it stops between two transactions."""
-        terms = self._terms
-        old_body = now - terms.payload_seconds
-        # A row is removed when neither its body nor its id is needed.
-        forgotten = now - max(terms.payload_seconds, terms.dedup_seconds)
-        with_body = partial(reads.find_old_done, with_body=True)
-        return Purged(
-            bodies=await self._delete(with_body, deliveries.delete_bodies, old_body),
-            finished=await self._delete(reads.find_old_done, deliveries.delete_done, forgotten),
-            parked=await self._delete(reads.find_old_parked, deliveries.delete_parked, old_body),
-        )
 
     async def _delete(
         self,

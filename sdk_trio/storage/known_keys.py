@@ -8,6 +8,7 @@ the transaction that relies on the answer.
 
 from collections.abc import Collection, Iterable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING, cast
 
 import trio
 
@@ -18,6 +19,9 @@ from .commit import GroupCommit
 from .readers import ReaderPool
 from .sql.dialect import SqlTransaction
 
+if TYPE_CHECKING:
+    from .engines.sqlite_connection import SqliteTransaction
+
 #: Keys that the first generation of a filter is made for; each further one is twice as large.
 FIRST_GENERATION = 1 << 16
 
@@ -25,7 +29,7 @@ FIRST_GENERATION = 1 << 16
 # known. Such a mistake costs one commit more: the claim is awaited.
 _BITS_FOR_KEY = 16
 
-_BITS = bytes(1 << place for place in range(8))
+_BITS = bytes(1 << bit for bit in range(8))
 
 
 class KnownKeys:
@@ -46,7 +50,7 @@ class KnownKeys:
         self._grow(FIRST_GENERATION)
 
     def _grow(self, keys: int) -> None:
-        # A power of two, so that a place is found by a mask.
+        # A power of two, so that a bit is found by a mask.
         size = 1 << (keys * _BITS_FOR_KEY - 1).bit_length()
         self._newest = bytearray(size // 8)
         self._mask = size - 1
@@ -120,17 +124,23 @@ Version = tuple[int, int]
 
 def version_of(tx: SqlTransaction) -> Version:
     """Return a number that changes when another connection writes; SQLite only."""
-    version: Version = tx.version  # type: ignore[attr-defined]
-    return version
+    return cast("SqliteTransaction", tx).version
 
 
 class StoreKeys:
     """Knows without a query that the store surely does not have a key.
 
-    The filter is built in the background, from the first question on. This process adds each key
-    before it writes it. Writes of other connections change ``data_version``. Each transaction that
-    relied on the answer compares that number. If it changed, no key is surely new until the rows
-    that came since have been read.
+    This process adds each key before it writes it. Writes of other connections change
+    ``data_version``. Each transaction that relied on the answer compares that number.
+
+    =========  ====================================  ===================  =========================
+    state      filter                                a key is surely new  ends when
+    =========  ====================================  ===================  =========================
+    off        None                                  never                the first question comes
+    building   lacks rows that were not read yet     never                all rows were read
+    current    has every key, and some forgotten     if it lacks the key  another connection writes
+    behind     lacks rows that others have written   never                these rows were read
+    =========  ====================================  ===================  =========================
 
     Args:
         commits: runs what reads the number.
@@ -147,8 +157,8 @@ class StoreKeys:
         self._enabled = False
         #: None before the first question.
         self.filter: KnownKeys | None = None
-        # All rows have been read once.
-        self._complete = False
+        # All rows have been read once: the filter is not building.
+        self._all_read = False
         # Another connection has written since. The commit thread sets it, too: True is the only
         # value it writes, and the event loop resets it only after it has read those rows.
         self._behind = False
@@ -168,7 +178,7 @@ class StoreKeys:
     def _begin_filter(self) -> KnownKeys:
         # Units that were handed over before this are committed before the rows are read, because
         # the commit thread keeps the order. Later keys are added by their callers.
-        self._complete, self._up_to, self._most = False, 0, KEYS_BEFORE_REBUILD
+        self._all_read, self._up_to, self._most = False, 0, KEYS_BEFORE_REBUILD
         self.filter = KnownKeys()
         for key in self._unawaited:
             self.filter.add(hash(key))
@@ -194,7 +204,7 @@ class StoreKeys:
             self._wanted.set()
         # Added whatever follows: a further delivery of the same key is not new.
         is_new = keys.add(hash(delivery.key))
-        return self._version if is_new and self._complete and not self._behind else None
+        return self._version if is_new and self._all_read and not self._behind else None
 
     def check(self, tx: SqlTransaction) -> None:
         """Notice that others have written. In the commit thread, within a transaction."""
@@ -252,6 +262,6 @@ class StoreKeys:
             await trio.sleep(2 * (clock.monotonic() - begun))
         # Only now: a key of an unread row is not surely new.
         self._version, self._behind = version, False
-        if not self._complete:
-            self._complete = True
+        if not self._all_read:
+            self._all_read = True
             self._most = 2 * keys.added + KEYS_BEFORE_REBUILD

@@ -427,8 +427,8 @@ class Inbox(Protocol):
         """Return how many queued deliveries have a lease that expired before that time.
 
         Inline deliveries do not count: no process takes them over, because the sender redelivers
-        them. ``before`` is a time of the caller's clock. A store that hosts share compares by its
-        own clock, and takes it as that long ago.
+        them. ``before`` is a time of the caller's clock. A store with a clock of its own counts
+        leases that expired, by that clock, as long ago as ``before`` is by the caller's.
         """
         ...
 
@@ -637,7 +637,8 @@ class UpgradeStore(Protocol):
     def fenced(self, term: int) -> "AbstractContextManager[None]":
         """Refuse writes of this open store within the block once ``term`` has ended.
 
-        Writes of tenants, markers and batches then raise TermEndedError and change nothing.
+        Writes of tenants, markers and batches then raise TermEndedError and change nothing. The
+        starts and successes of deliveries are not refused: their leases fence them.
         """
         ...
 

@@ -23,7 +23,7 @@ from ..base.executor import run_in_thread
 from ..base.foreign_errors import attempt as catch
 from ..base.foreign_errors import causes_of, is_a
 from ..errors import EffectError, StoreUnavailableError
-from ..records.deliveries import Done, Lease, Purged
+from ..records.deliveries import Done, Lease, NewDelivery, Purged
 from .admission import LeaseTerms
 from .commit import ANSWER_SECONDS, CLOSE_SECONDS, GroupCommit
 from .effects import (
@@ -51,7 +51,7 @@ from .engines.postgres_migration import migrate_postgres
 from .history import History
 from .inbox import SqlInbox
 from .readers import ReaderPool
-from .sql import days, deliveries, reads
+from .sql import days, deliveries, leases, reads
 from .sql.dialect import Dialect
 from .sql.schema import LATER_POSTGRESQL, statements
 
@@ -106,13 +106,12 @@ class PostgresInbox(SqlInbox):
 
         Args:
             address: the database and the schema.
-            owner: the name that holds the leases taken here; not empty, unique among living
-                processes of all hosts.
-            lease_seconds: duration of a lease without renewal; above 0.
-            dedup_seconds: time that a finished id is remembered; 0 or more.
-            payload_seconds: time that bodies are kept; 0 or more.
+            owner: see :class:`LeaseTerms`, also for the next three.
+            lease_seconds: above 0.
+            dedup_seconds: 0 or more.
+            payload_seconds: 0 or more.
             server_clock: measure leases by the database's clock; False: by that of each call.
-            shared: other owners may be alive, so ``recover`` takes only expired leases away.
+            shared: see :class:`LeaseTerms`.
 
         Raises:
             StoreVersionError: the schema is of a newer version or of another program.
@@ -143,6 +142,20 @@ class PostgresInbox(SqlInbox):
     def writing_process(self) -> int | None:
         """See :meth:`Inbox.writing_process`: the server ends locks of clients that are gone."""
         return None
+
+    def claim_unawaited(self, delivery: NewDelivery) -> Lease | None:
+        """See :meth:`Inbox.claim_unawaited`: None, because several processes write."""
+        return None
+
+    def end_unawaited(self, lease: Lease, *, now: float) -> bool:
+        """See :meth:`Inbox.end_unawaited`: False, because every end is awaited."""
+        return False
+
+    async def lead(self, *, seconds: float) -> int | None:
+        owner, now = self._terms.owner, clock.wall()
+        return await self._commits.submit(
+            lambda tx: leases.lead(tx, owner, seconds=seconds, now=now)
+        )
 
     async def conclude(self, lease: Lease, effects: Effects[T], *, attempt: int, now: float) -> T:
         if lease.start is not None:

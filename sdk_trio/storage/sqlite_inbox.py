@@ -108,11 +108,10 @@ class SqliteInbox(SqlInbox):
 
         Args:
             path: the file; its directory exists.
-            owner: the name that holds the leases taken here; not empty, unique among living
-                processes.
-            lease_seconds: duration of a lease without renewal; above 0.
-            dedup_seconds: time that a finished id is remembered; 0 or more.
-            payload_seconds: time that bodies are kept; 0 or more.
+            owner: see :class:`LeaseTerms`, also for the next three.
+            lease_seconds: above 0.
+            dedup_seconds: 0 or more.
+            payload_seconds: 0 or more.
             claims: the claims file, if this is the only process that runs deliveries. None: every
                 claim is awaited.
             write_lock: the file whose lock serializes several processes that run deliveries.
@@ -290,10 +289,22 @@ class SqliteInbox(SqlInbox):
     # -- retention and end -----------------------------------------------------------------------
 
     async def purge(self, *, now: float) -> Purged:
+        """See :meth:`Inbox.purge`. Cancelled, it stops between two transactions."""
         self._unawaited.clear_recorded()
+        terms = self._terms
+        old_body = now - terms.payload_seconds
+        # A row is removed when neither its body nor its id is needed.
+        forgotten = now - max(terms.payload_seconds, terms.dedup_seconds)
+        with_body = partial(reads.find_old_done, with_body=True)
         self._engine.checkpoint_bytes = PURGE_LOG_BYTES
         try:
-            purged = await super().purge(now=now)
+            purged = Purged(
+                bodies=await self._delete(with_body, deliveries.delete_bodies, old_body),
+                finished=await self._delete(reads.find_old_done, deliveries.delete_done, forgotten),
+                parked=await self._delete(
+                    reads.find_old_parked, deliveries.delete_parked, old_body
+                ),
+            )
         finally:
             self._engine.checkpoint_bytes = CHECKPOINT_BYTES
         # Deleted rows are in the log until it is cleared.
@@ -302,6 +313,7 @@ class SqliteInbox(SqlInbox):
         return purged
 
     def _erase(self, tx: SqlTransaction, sequences: Sequence[int], tenant_id: str) -> int:
+        # The opposite of MARK_AS_WIPED: the next wipe rewrites the database.
         deliveries.write_checkpoint(tx, "storage.wiped", None)
         return super()._erase(tx, sequences, tenant_id)
 

@@ -129,7 +129,7 @@ async def test_a_key_with_a_nul_is_found_among_many_others(stores: Stores) -> No
 async def learned(inbox: SqliteInbox) -> None:
     """Wait until new keys are known to be new."""
     inbox.claim_unawaited(delivery("unused"))
-    while not inbox._unawaited.keys._complete:
+    while not inbox._unawaited.keys._all_read:
         await trio.sleep(0.01)
 
 
