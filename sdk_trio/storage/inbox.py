@@ -36,9 +36,15 @@ from .effects import Effects
 from .readers import ReaderPool
 from .sql import arrivals, deliveries, leases, policies, reads
 from .sql.deliveries import Arriving, RunEnd, RunStart
-from .sql.dialect import Row, SqlTransaction
+from .sql.dialect import (
+    Row,
+    SqlPart,
+    SqlTransaction,
+    committed,
+    committed_by_owner,
+    on_reader,
+)
 from .sql.leases import PollCursor, new_token
-from .sql.methods import SqlPart, committed, committed_by_owner, on_reader
 
 if TYPE_CHECKING:
     # Most receivers have no tenants, and start without these modules.

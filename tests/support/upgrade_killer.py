@@ -40,7 +40,7 @@ TRACED = (
     "tenants/database_copy.py",
     "tenants/upgrade.py",
     "tenants/service.py",
-    "storage/sql/methods.py",
+    "storage/sql/dialect.py",
     "storage/sql/tenants.py",
     "storage/commit.py",
 )

@@ -137,10 +137,10 @@ class PostgresTransaction:
             raise failure
         return rows
 
-    complete = all
+    run_whole_unit = all
 
     def insert(
-        self, insert: Insert, rows: Sequence[Sequence[Any]], /, *, complete: bool = False
+        self, insert: Insert, rows: Sequence[Sequence[Any]], /, *, whole_unit: bool = False
     ) -> list[Row]:
         return _insert(self._connection, self.dialect, insert, rows) if rows else []
 
@@ -164,27 +164,27 @@ class _LoneStatement:
     transaction.
     """
 
-    __slots__ = ("_connection", "_counted", "_has_changed", "_node", "dialect")
+    __slots__ = ("_connection", "_has_changed", "_has_noted", "_node", "dialect")
 
     def __init__(self, connection: StoreConnection, dialect: Dialect, node: str) -> None:
         self._connection = connection
         self._node = node
-        self._has_changed = self._counted = False
+        self._has_changed = self._has_noted = False
         self.dialect: Dialect = dialect
 
-    def complete(self, statement: str, /, **values: Any) -> list[Row]:
+    def run_whole_unit(self, statement: str, /, **values: Any) -> list[Row]:
         """Run the statement and commit it; return its rows."""
         self._require_unchanged()
-        text, _, counting = self.dialect.translate(statement)
-        rows = self._connection.execute(counting or text, {**values, "node": self._node}).fetchall()
-        self._has_changed, self._counted = bool(rows), counting is not None
+        text, _, noting = self.dialect.translate(statement)
+        rows = self._connection.execute(noting or text, {**values, "node": self._node}).fetchall()
+        self._has_changed, self._has_noted = bool(rows), noting is not None
         return rows
 
     def insert(
-        self, insert: Insert, rows: Sequence[Sequence[Any]], /, *, complete: bool = False
+        self, insert: Insert, rows: Sequence[Sequence[Any]], /, *, whole_unit: bool = False
     ) -> list[Row]:
-        """Insert ``rows`` and commit that, if it is ``complete``."""
-        if not complete:
+        """Insert ``rows`` and commit that, if it is a whole unit."""
+        if not whole_unit:
             self._need_transaction()
         self._require_unchanged()
         made = _insert(self._connection, self.dialect, insert, rows)
@@ -192,8 +192,8 @@ class _LoneStatement:
         return made
 
     def note_change(self, *, done: int = 0) -> None:
-        """Do nothing: the statement has counted its change."""
-        if not (self._has_changed and self._counted):
+        """Do nothing: the statement has noted its change."""
+        if not (self._has_changed and self._has_noted):
             self._need_transaction()
 
     def _need_transaction(self, *_: Any, **__: Any) -> Any:
@@ -201,7 +201,7 @@ class _LoneStatement:
         raise _NotAloneError
 
     def _require_unchanged(self) -> None:
-        assert not self._has_changed, "a complete statement does the whole work of its unit"
+        assert not self._has_changed, "this statement was all that its unit changes"
 
     all = one = run = each = _need_transaction
 

@@ -125,10 +125,10 @@ class SqliteTransaction:
     def each(self, statement: str, values: Iterable[Mapping[str, Any]], /) -> list[Row | None]:
         return [cast("Row | None", self._execute(statement, one).fetchone()) for one in values]
 
-    complete = all
+    run_whole_unit = all
 
     def insert(
-        self, insert: Insert, rows: Sequence[Sequence[Any]], /, *, complete: bool = False
+        self, insert: Insert, rows: Sequence[Sequence[Any]], /, *, whole_unit: bool = False
     ) -> list[Row]:
         if len(rows) == 1:
             return self._insert_at_once(insert, 1, rows[0])

@@ -9,9 +9,8 @@ from typing import Any, Final
 
 from ...records.alerts import Alert, AlertBook, AlertMessage, AlertName, MessageKind
 from ...records.states import NotificationState
-from .dialect import Row, SqlTransaction
+from .dialect import Row, SqlPart, SqlTransaction, on_reader
 from .leases import require_term
-from .methods import SqlPart, on_reader
 
 #: Retention of finished messages, in seconds: 90 days, as for those to site managers.
 RETENTION_SECONDS: Final = 90 * 86_400.0

@@ -108,7 +108,7 @@ def add(
     states: Sequence[Sequence[Any]],
     *,
     surely_new: bool = False,
-    complete: bool = False,
+    whole_unit: bool = False,
 ) -> list[int | None]:
     """Add the deliveries whose keys are new; return their sequences, None for the others.
 
@@ -118,13 +118,13 @@ def add(
         beside: the table of their state.
         states: the values of its columns, for each delivery.
         surely_new: the caller knows that all keys are new.
-        complete: adding one row completes the work; see :meth:`SqlTransaction.complete`.
+        whole_unit: the caller changes nothing else if a row is added.
     """
     if not tx.dialect.is_sqlite:
         insert = beside.by_server if tx.dialect.server_clock else beside.by_callers
         brought = zip(deliveries, states, strict=True)
         rows = [(*_values_of(each), *state) for each, state in brought]
-        added: dict[str, int] = dict(tx.insert(insert, rows, complete=complete))
+        added: dict[str, int] = dict(tx.insert(insert, rows, whole_unit=whole_unit))
         return [added.get(each.key) for each in deliveries]
     known = () if surely_new else find(tx, [each.key for each in deliveries])
     before = last = _known_last_sequence(tx)

@@ -237,7 +237,7 @@ def _open(
         )
     new = [each.delivery for each in arriving]
     leased = all(each.token is not None for each in arriving)
-    sequences = arrivals.add(tx, new, _BESIDE_WORK, rows, surely_new=surely_new, complete=leased)
+    sequences = arrivals.add(tx, new, _BESIDE_WORK, rows, surely_new=surely_new, whole_unit=leased)
     pairs = zip(arriving, sequences, strict=True)
     if any(sequence is not None and each.token is None for each, sequence in pairs):
         tx.note_change()
@@ -423,7 +423,7 @@ def start_all(tx: SqlTransaction, terms: LeaseTerms, starts: Sequence[RunStart])
         for each in starts
     ]
     if len(values) == 1:
-        return [bool(tx.complete(_START_RUN, **values[0]))]
+        return [bool(tx.run_whole_unit(_START_RUN, **values[0]))]
     return [row is not None for row in tx.each(_START_RUN, values)]
 
 
@@ -494,7 +494,7 @@ WITH brought AS (
     RETURNING work.*, now, begun, {_UNCOUNTED} AS uncounted
 ), added AS (
     INSERT INTO ended ({_ENDED}) SELECT {_AS_ENDED} FROM taken
-), counted(taken, 1)
+), note_change(taken, 1)
 SELECT sequence FROM taken
 """
 
@@ -512,7 +512,7 @@ _BESIDE_ENDED = arrivals.Beside(
 def end_all(tx: SqlTransaction, runs: Sequence[RunEnd]) -> list[bool]:
     """Record successful runs. False: no change, we do not hold the lease."""
     if not tx.dialect.is_sqlite:
-        ended = {row[0] for row in tx.complete(_END, **_columns_of(runs))}
+        ended = {row[0] for row in tx.run_whole_unit(_END, **_columns_of(runs))}
         if ended:
             tx.note_change(done=len(ended))
         return [run.sequence in ended for run in runs]

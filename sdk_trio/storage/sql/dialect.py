@@ -13,19 +13,45 @@ written                      PostgreSQL                     SQLite
 ``due(:at)``                 ``:at`` by the server's time   ``:at``
 ``local(column)``            a time by the caller's clock   ``column``
 ``FOR UPDATE``, all forms    the same                       nothing: one transaction writes
-``, counted(rows, 1)``       see :meth:`.complete`          not allowed
+``, note_change(rows, 1)``   see "Whole units"              not allowed
 ===========================  =============================  =====================================
 
 All times are Unix seconds. A statement with ``clock()``, ``due()`` or ``local()`` has a parameter
 ``now``, the caller's time. Hosts plan retries by their own clocks, and the server decides when they
 are due: ``due(:at)`` is as far from the server's time as ``:at`` is from ``:now``.
+
+Whole units: PostgreSQL commits a single statement by itself, which saves the round trips of
+``BEGIN`` and ``COMMIT``. A unit of work allows that if one statement is all that it does:
+
+1. It runs that by :meth:`SqlTransaction.run_whole_unit`, or by ``insert(whole_unit=True)``. If
+   rows are returned, the unit changes nothing further. If not, nothing was changed, and other
+   statements may follow.
+2. Another statement cannot note the change for other processes, so this one has to do it:
+   ``, note_change(rows, done)`` as the last part of its ``WITH`` does what
+   :meth:`SqlTransaction.note_change` does, if the part ``rows`` has any row. ``done`` is 1 if each
+   row is a delivery that was ended, else 0. The unit still calls ``note_change``, for engines and
+   batches that need a transaction: there this part of the statement is left out.
+
+A batch of one unit is tried so (``engines.postgres``). At the first other statement, before
+anything was changed, it begins again in a transaction.
+
+Methods of a store: ``get = on_reader(reads.get)`` in the body of a :class:`SqlPart` is the method
+``get`` with the arguments of ``reads.get`` after the transaction; :func:`committed` and
+:func:`committed_by_owner` are for functions that write. ``storage.ports`` has their contract;
+cancellation is as in the inbox. Arguments are read in another thread, so a method whose caller may
+change a list meanwhile is written out, and copies it.
 """
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from functools import wraps
+from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
+from ...base.text import storable
+from ..admission import LeaseTerms
+
+P = ParamSpec("P")
 T = TypeVar("T")
 
 Row = tuple[Any, ...]
@@ -37,12 +63,12 @@ ROWS_AT_ONCE = (32, 16, 8, 4, 2, 1)
 class Statement(NamedTuple):
     """A translated statement, and the names of its parameters that are lists.
 
-    ``counting``: the text for a transaction of its own, if that one has to count a change.
+    ``noting``: its text as a whole unit, if it has a ``note_change`` of its own.
     """
 
     text: str
     lists: tuple[str, ...]
-    counting: str | None = None
+    noting: str | None = None
 
 
 class Insert:
@@ -97,23 +123,19 @@ class SqlTransaction(Protocol):
         """
         ...
 
-    def complete(self, statement: str, /, **values: Any) -> list[Row]:
-        """Run a statement that does the whole work of a kind, or changes nothing; return its rows.
+    def run_whole_unit(self, statement: str, /, **values: Any) -> list[Row]:
+        """Run a statement that is all that its unit changes; return its rows.
 
-        It changes nothing if it returns no row; other statements of the kind may follow. On
-        PostgreSQL it commits itself for a lone item, which saves the round trips of ``BEGIN`` and
-        ``COMMIT``. If :meth:`note_change` follows it, ``counted(rows, done)`` is the last part of
-        its ``WITH``: that notes the change if the part ``rows`` has any row. ``done`` is 1 if each
-        row is a delivery that was ended, else 0.
+        On PostgreSQL it may commit itself, see "Whole units" above.
         """
         ...
 
     def insert(
-        self, insert: Insert, rows: Sequence[Sequence[Any]], /, *, complete: bool = False
+        self, insert: Insert, rows: Sequence[Sequence[Any]], /, *, whole_unit: bool = False
     ) -> list[Row]:
         """Insert ``rows``, in their order; return what the statement's ``RETURNING`` names.
 
-        ``complete``: it is all that the kind does if it returns a row; see :meth:`complete`.
+        ``whole_unit``: as in :meth:`run_whole_unit`.
         """
         ...
 
@@ -153,10 +175,10 @@ _LOCK_CLAUSE = re.compile(r"\s+FOR (?:NO KEY )?UPDATE(?: OF \w+)?(?: SKIP LOCKED
 _DUE_CALL = re.compile(r"\bdue\(([^()]+)\)")
 _LOCAL_CALL = re.compile(r"\blocal\(([^()]+)\)")
 _CLOCK_CALL = re.compile(r"\bclock\(\)")
-_COUNTED_CALL = re.compile(r",\s*counted\((\w+), ([01])\)")
+_NOTE_CALL = re.compile(r",\s*note_change\((\w+), ([01])\)")
 
 # The row of this open store, by which the other ones notice a change.
-_COUNT = r""", counted AS (
+_NOTE = r""", noted AS (
     INSERT INTO node (id, changes, done) SELECT :node, 1, \2 * count(*) FROM \1 HAVING count(*) > 0
     ON CONFLICT (id) DO UPDATE SET changes = node.changes + 1, done = node.done + excluded.done,
         seen_at = now()
@@ -194,8 +216,8 @@ class Dialect:
             lists = tuple(name for _, name in _LIST.findall(statement))
             text = self._with_times(statement)
             read = self._for_sqlite if self.is_sqlite else self._for_postgresql
-            counting = read(_COUNTED_CALL.sub(_COUNT, text)) if _COUNTED_CALL.search(text) else None
-            translated = Statement(read(_COUNTED_CALL.sub("", text)), lists, counting)
+            noting = read(_NOTE_CALL.sub(_NOTE, text)) if _NOTE_CALL.search(text) else None
+            translated = Statement(read(_NOTE_CALL.sub("", text)), lists, noting)
             self._translated[statement] = translated
         return translated
 
@@ -241,3 +263,62 @@ class Dialect:
             f"INSERT INTO {insert.table} ({names}) SELECT {names} {brought} "
             f"ORDER BY number {insert.end}"
         )
+
+
+# -- methods of a store --------------------------------------------------------------------------
+
+
+class SqlPart:
+    """A part of a SQL store.
+
+    Args:
+        terms: the owner and the periods.
+        commits: commits the changes.
+        readers: run the queries.
+    """
+
+    def __init__(self, terms: LeaseTerms, commits: Writes, readers: Reads) -> None:
+        self._terms = terms
+        self._commits = commits
+        self._readers = readers
+
+    async def _read(self, query: Callable[[SqlTransaction], T]) -> T:
+        return await self._readers.run(query)
+
+
+def on_reader(
+    query: Callable[Concatenate[SqlTransaction, P], T],
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
+    """Return the method that runs ``query`` on a connection that reads."""
+
+    @wraps(query)
+    async def method(self: SqlPart, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        given: Any = storable([args, kwargs])
+        return await self._read(lambda tx: query(tx, *given[0], **given[1]))
+
+    return method
+
+
+def committed(
+    work: Callable[Concatenate[SqlTransaction, P], T],
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
+    """Return the method that runs ``work`` and returns its result when that is committed."""
+
+    @wraps(work)
+    async def method(self: SqlPart, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._commits.submit(lambda tx: work(tx, *args, **kwargs))
+
+    return method
+
+
+def committed_by_owner(
+    work: Callable[Concatenate[SqlTransaction, LeaseTerms, P], T],
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
+    """Return the method as :func:`committed` does; ``work`` gets the terms of the store, too."""
+
+    @wraps(work)
+    async def method(self: SqlPart, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        terms = self._terms
+        return await self._commits.submit(lambda tx: work(tx, terms, *args, **kwargs))
+
+    return method

@@ -24,8 +24,14 @@ from ...records.notifications import (
 )
 from ..admission import LeaseTerms
 from .deliveries import write_checkpoint
-from .dialect import Insert, SqlTransaction
-from .methods import SqlPart, committed, committed_by_owner, on_reader
+from .dialect import (
+    Insert,
+    SqlPart,
+    SqlTransaction,
+    committed,
+    committed_by_owner,
+    on_reader,
+)
 from .schema import sendable
 from .tenants import TRANSITION_COLUMNS, settled, transition_of
 

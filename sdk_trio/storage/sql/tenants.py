@@ -35,8 +35,7 @@ from ...records.tenants import (
 )
 from ...records.upgrades import Assigned, StoredBody, UpgradeMarker, UpgradeState
 from . import arrivals, deliveries, leases, reads
-from .dialect import Row, SqlTransaction
-from .methods import SqlPart, committed, on_reader
+from .dialect import Row, SqlPart, SqlTransaction, committed, on_reader
 
 T = TypeVar("T")
 
