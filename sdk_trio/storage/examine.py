@@ -17,15 +17,15 @@ from ..errors import StoreVersionError
 from ..records.deliveries import DeliveryState
 from .admission import TAKEN_OVER_SECONDS
 from .engines.sqlite_connection import SqliteTransaction, opened
-from .sql.arrivals import INDEXED, SEGMENT_BITS
+from .sql.arrivals import HIGHEST, INDEXED, SEGMENT_BITS
 from .sql.deliveries import lane_of
 from .sql.dialect import SqlTransaction
-from .sql.reads import counts, expired_leases
+from .sql.reads import TABLES_ON_SQLITE, counts, expired_leases
 from .sql.schema import (
     APPLICATION_ID,
     MOVED,
     VERSION,
-    in_kept,
+    in_set_aside,
     pending_statements,
     unfinished,
     version_of_file,
@@ -138,7 +138,7 @@ def _check(connection: apsw.Connection, seconds: float) -> tuple[bool, str | Non
 
 _PARKED = f"""
 SELECT type, work.last_error, count(*) FROM work JOIN arrival ON arrival.sequence = work.sequence
-WHERE {in_kept()} AND work.state = 'parked'
+WHERE {in_set_aside()} AND work.state = 'parked'
 GROUP BY 1, 2 ORDER BY 3 DESC LIMIT 20
 """
 
@@ -242,10 +242,7 @@ def status_of_file(file: Path) -> StoreStatus:
     """
     with opened(str(file)) as connection:
         tx = SqliteTransaction(connection)
-        rows = tx.all(
-            "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%' "
-            "ORDER BY name"
-        )
+        rows = tx.all(TABLES_ON_SQLITE)
         version, refusal = int(connection.pragma("user_version")), None
         try:
             version = version_of_file(connection, str(file))
@@ -315,9 +312,8 @@ SELECT count(*) FROM arrival WHERE sequence <= {INDEXED} AND NOT EXISTS (
     WHERE segment.number = arrival.sequence >> {SEGMENT_BITS} AND lookup.segment = segment.number
         AND lookup.term = 'k' || arrival.delivery_key AND lookup.sequence = arrival.sequence)
 """,
-    "the count of deliveries is right": """
-SELECT abs(max(coalesce((SELECT max(sequence) FROM arrival), 0),
-               (SELECT number FROM tally WHERE name = 'last'))
+    "the count of deliveries is right": f"""
+SELECT abs({HIGHEST}
     - (SELECT number FROM tally WHERE name = 'removed') - (SELECT count(*) FROM arrival))
 """,
 }

@@ -319,7 +319,7 @@ async def test_a_statement_that_began_before_the_partition_was_made(
     monkeypatch.setattr("sdk_trio.storage.engines.postgres_address.LOCK_WAIT_SECONDS", 60.0)
     blocked = (
         "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' "
-        "AND query LIKE 'WITH brought%' AND datname = current_database()"
+        "AND query LIKE 'WITH given%' AND datname = current_database()"
     )
     both = [Arriving(delivery(key, DAY), None) for key in ("waits", "comes after it")]
     async with store.open("one") as inbox, store.open("two") as two:

@@ -46,7 +46,7 @@ def add(
 ) -> list[int | None]:
     """Add deliveries that have ended at their first run."""
     ended = [(False, 1, each.received_at, each.received_at) for each in new]
-    return arrivals.add(tx, new, deliveries._BESIDE_ENDED, ended, surely_new=surely_new)
+    return arrivals.add(tx, new, deliveries._AS_DONE, ended, surely_new=surely_new)
 
 
 class Arrivals(RuleBasedStateMachine):

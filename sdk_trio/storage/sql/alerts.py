@@ -11,37 +11,13 @@ from ...records.alerts import Alert, AlertBook, AlertMessage, AlertName, Message
 from ...records.states import NotificationState
 from .dialect import Row, SqlPart, SqlTransaction, on_reader
 from .leases import require_term
+from .schema import types_of
 
 #: Retention of finished messages, in seconds: 90 days, as for those to site managers.
 RETENTION_SECONDS: Final = 90 * 86_400.0
 
-_ALERT = (
-    "name",
-    "detail",
-    "opened_at",
-    "closed_at",
-    "clear_since",
-    "openings",
-    "announced_open",
-    "sent",
-)
-
-_MESSAGE = (
-    "id",
-    "channel",
-    "alert",
-    "kind",
-    "detail",
-    "opened_at",
-    "closed_at",
-    "created_at",
-    "is_last",
-    "state",
-    "attempts",
-    "next_attempt_at",
-    "finished_at",
-    "reason",
-)
+_ALERT = tuple(types_of("alert"))
+_MESSAGE = tuple(types_of("alert_message"))
 
 
 def _replace(table: str, columns: Sequence[str], keys: Sequence[str]) -> str:

@@ -12,11 +12,12 @@ A term is a letter and a text: ``k`` the key, ``s`` the beginning of the subject
 ``n`` the tenant. All functions run in a transaction, which on SQLite is the only one that writes.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from ...records.deliveries import NewDelivery
 from .dialect import SERVER_TIME, Insert, SqlTransaction
+from .schema import types_of
 
 #: Arrivals of one segment, as a power of two.
 SEGMENT_BITS = 14
@@ -27,34 +28,24 @@ INDEX_EVERY = 512
 #: Characters of a subject or type that an index holds.
 INDEXED_CHARACTERS = 60
 
-_ARRIVAL_COLUMNS = {
-    "delivery_key": "text",
-    "signer": "text",
-    "type": "text",
-    "received_at": "float8",
-    "signed_at": "bigint",
-    "subject": "text",
-    "ordered": "boolean",
-    "tenant_id": "text",
-    "raw": "bytea",
-}
+_ADD_ON_SQLITE = Insert("arrival", types_of("arrival"))
 
-_ADD_ON_SQLITE = Insert("arrival", {"sequence": "bigint", **_ARRIVAL_COLUMNS})
+_ARRIVAL_COLUMNS = types_of("arrival", *list(types_of("arrival"))[1:])
 
 # Sequences are given in the order of the rows.
 _ADD_ON_POSTGRESQL = f"""
-fresh AS (
-    INSERT INTO arrival_key (delivery_key) SELECT delivery_key FROM brought ORDER BY number
+new_key AS (
+    INSERT INTO arrival_key (delivery_key) SELECT delivery_key FROM given ORDER BY number
     ON CONFLICT (delivery_key) DO NOTHING RETURNING delivery_key, sequence
 ), arrived AS (
     INSERT INTO arrival (sequence, {", ".join(_ARRIVAL_COLUMNS)})
-    SELECT fresh.sequence, {", ".join(f"brought.{name}" for name in _ARRIVAL_COLUMNS)}
-    FROM fresh JOIN brought ON brought.delivery_key = fresh.delivery_key
-), beside AS (
-    INSERT INTO {{table}} (sequence, {{names}}) SELECT fresh.sequence, {{values}}
-    FROM fresh JOIN brought ON brought.delivery_key = fresh.delivery_key ORDER BY number
+    SELECT new_key.sequence, {", ".join(f"given.{name}" for name in _ARRIVAL_COLUMNS)}
+    FROM new_key JOIN given ON given.delivery_key = new_key.delivery_key
+), added AS (
+    INSERT INTO {{table}} (sequence, {{names}}) SELECT new_key.sequence, {{values}}
+    FROM new_key JOIN given ON given.delivery_key = new_key.delivery_key ORDER BY number
 )
-SELECT delivery_key, sequence FROM fresh
+SELECT delivery_key, sequence FROM new_key
 """
 
 #: SQL of the highest sequence that is in ``lookup``, on SQLite.
@@ -76,26 +67,28 @@ def _values_of(delivery: NewDelivery) -> tuple[Any, ...]:
     )
 
 
-class Beside:
+class StateTable:
     """The table that a delivery's state goes to when it is added: ``work`` or ``ended``.
 
     Args:
         table: its name.
-        columns: the types of its columns by name, without ``sequence``. ``lease_until`` is in
-            seconds from now in a store with its own clock, otherwise a Unix time.
+        names: its columns that get a value, without ``sequence``. ``lease_until`` is in seconds
+            from now in a store with its own clock, otherwise a Unix time.
     """
 
     __slots__ = ("by_callers", "by_server", "on_sqlite")
 
-    def __init__(self, table: str, columns: Mapping[str, str]) -> None:
-        self.on_sqlite: Insert = Insert(table, {"sequence": "bigint", **columns})
-        names, values = ", ".join(columns), [f"brought.{name}" for name in columns]
+    def __init__(self, table: str, *names: str) -> None:
+        self.on_sqlite: Insert = Insert(table, types_of(table, "sequence", *names))
+        columns, values = types_of(table, *names), [f"given.{name}" for name in names]
         at = [f"{SERVER_TIME} + {name}" if "lease_until" in name else name for name in values]
         self.by_callers, self.by_server = (
             Insert(
                 "arrival",
                 {**_ARRIVAL_COLUMNS, **columns},
-                instead=_ADD_ON_POSTGRESQL.format(table=table, names=names, values=", ".join(each)),
+                instead=_ADD_ON_POSTGRESQL.format(
+                    table=table, names=", ".join(names), values=", ".join(each)
+                ),
             )
             for each in (values, at)
         )
@@ -104,7 +97,7 @@ class Beside:
 def add(
     tx: SqlTransaction,
     deliveries: Sequence[NewDelivery],
-    beside: Beside,
+    table: StateTable,
     states: Sequence[Sequence[Any]],
     *,
     surely_new: bool = False,
@@ -115,15 +108,15 @@ def add(
     Args:
         tx: the transaction.
         deliveries: of different keys.
-        beside: the table of their state.
+        table: that of their state.
         states: the values of its columns, for each delivery.
         surely_new: the caller knows that all keys are new.
         whole_unit: the caller changes nothing else if a row is added.
     """
     if not tx.dialect.is_sqlite:
-        insert = beside.by_server if tx.dialect.server_clock else beside.by_callers
-        brought = zip(deliveries, states, strict=True)
-        rows = [(*_values_of(each), *state) for each, state in brought]
+        insert = table.by_server if tx.dialect.server_clock else table.by_callers
+        given = zip(deliveries, states, strict=True)
+        rows = [(*_values_of(each), *state) for each, state in given]
         added: dict[str, int] = dict(tx.insert(insert, rows, whole_unit=whole_unit))
         return [added.get(each.key) for each in deliveries]
     known = () if surely_new else find(tx, [each.key for each in deliveries])
@@ -139,7 +132,7 @@ def add(
         arrived.append((last, *_values_of(each)))
         opened.append((last, *state))
     tx.insert(_ADD_ON_SQLITE, arrived)
-    tx.insert(beside.on_sqlite, opened)
+    tx.insert(table.on_sqlite, opened)
     tx.last_sequence = last  # type: ignore[attr-defined]
     if last // INDEX_EVERY > before // INDEX_EVERY:
         index(tx, last)
@@ -216,8 +209,9 @@ def of_id(tx: SqlTransaction, webhook_id: str) -> list[int]:
 
 # One more than the highest ever, even if that was removed: a listing continues after a sequence,
 # and would miss a delivery that got the same sequence again.
-_LAST_SEQUENCE_ON_SQLITE = """
-SELECT max(coalesce((SELECT max(sequence) FROM arrival), 0),
+#: SQL of the highest sequence that was ever given, on SQLite.
+HIGHEST = """
+max(coalesce((SELECT max(sequence) FROM arrival), 0),
     (SELECT number FROM tally WHERE name = 'last'))
 """
 
@@ -229,7 +223,7 @@ _LAST_SEQUENCE = (
 
 def last_sequence(tx: SqlTransaction) -> int:
     """Return the highest sequence that was ever given, 0 before the first one."""
-    row = tx.one(_LAST_SEQUENCE_ON_SQLITE if tx.dialect.is_sqlite else _LAST_SEQUENCE)
+    row = tx.one(f"SELECT {HIGHEST}" if tx.dialect.is_sqlite else _LAST_SEQUENCE)
     return 0 if row is None else int(row[0])
 
 

@@ -70,7 +70,7 @@ from ..admission import (
 )
 from . import arrivals
 from .dialect import Insert, Row, SqlTransaction
-from .schema import NO_LEASE, unfinished
+from .schema import NO_LEASE, types_of, unfinished
 
 
 class Arriving(msgspec.Struct, frozen=True, gc=False):
@@ -100,19 +100,17 @@ def lane_of(delivery_ordered: bool, owner: str | None, subject: str | None) -> b
 
 # -- admission ---------------------------------------------------------------------------------
 
-_BESIDE_WORK = arrivals.Beside(
+_AS_WORK = arrivals.StateTable(
     "work",
-    {
-        "state": "text",
-        "queued": "boolean",
-        "lane": "bytea",
-        "attempts": "integer",
-        "started_at": "float8",
-        "last_error": "text",
-        "lease_owner": "text",
-        "lease_token": "bigint",
-        "lease_until": "float8",
-    },
+    "state",
+    "queued",
+    "lane",
+    "attempts",
+    "started_at",
+    "last_error",
+    "lease_owner",
+    "lease_token",
+    "lease_until",
 )
 
 # An inline run of this owner that is claimed again was never begun, or its end could not be
@@ -153,6 +151,7 @@ _SET_ORDERED = "UPDATE arrival SET ordered = :ordered WHERE sequence = :sequence
 
 #: The most tries of an admission: the row may change in between.
 _TRIES = 10
+_CHANGED_TOO_OFTEN = f"the delivery changed in each of {_TRIES} tries"
 
 
 def _admit_all(
@@ -176,7 +175,7 @@ def _admit_all(
         surely_new: the caller knows that all keys are new.
         reason: why they are parked.
     """
-    sequences = _open(tx, terms, arriving, state, reason, surely_new=surely_new)
+    sequences = _insert_new(tx, terms, arriving, state, reason, surely_new=surely_new)
     return [
         _admit_known(tx, terms, each, rules, state, reason) if sequence is None else (NEW, sequence)
         for each, sequence in zip(arriving, sequences, strict=True)
@@ -200,7 +199,7 @@ def park(
     return admitted
 
 
-def _open(
+def _insert_new(
     tx: SqlTransaction,
     terms: LeaseTerms,
     arriving: Sequence[Arriving],
@@ -237,7 +236,7 @@ def _open(
         )
     new = [each.delivery for each in arriving]
     leased = all(each.token is not None for each in arriving)
-    sequences = arrivals.add(tx, new, _BESIDE_WORK, rows, surely_new=surely_new, whole_unit=leased)
+    sequences = arrivals.add(tx, new, _AS_WORK, rows, surely_new=surely_new, whole_unit=leased)
     pairs = zip(arriving, sequences, strict=True)
     if any(sequence is not None and each.token is None for each, sequence in pairs):
         tx.note_change()
@@ -252,43 +251,27 @@ def _admit_known(
     state: DeliveryState,
     reason: str | None,
 ) -> Answer:
-    """Decide on a delivery whose key is known.
-
-    The first decision is made without a lock, because most redeliveries change nothing. If a change
-    is needed, it is decided again behind a lock.
-    """
+    """Decide on a delivery whose key is known."""
     delivery = arriving.delivery
-    now = delivery.received_at
-    locked: int | None = None
     for _ in range(_TRIES):
-        sequence = arrivals.find_one(tx, delivery.key) or 0
-        row = tx.one(_KNOWN, sequence=sequence, owner=terms.owner, now=now)
-        if row is None:
-            # It was removed after the insert had found it. If the key is still there, it was left
-            # behind: its delivery ended while its day was being dropped.
-            arrivals.remove_key(tx, delivery.key, sequence)
-            (added,) = _open(tx, terms, [arriving], state, reason)
-            if added is not None:
-                return NEW, added
-            continue
-        stored = _read_stored(terms, row)
-        rule = rules[existing_state(stored.known, now=now, dedup_seconds=terms.dedup_seconds)]
-        if rule.change is Change.NOTHING or sequence == locked:
+        if (decided := _decide(tx, terms, delivery, rules)) is not None:
             break
-        tx.one(_LOCK_ARRIVAL, sequence=sequence)
-        tx.one(_LOCK_WORK, sequence=sequence)
-        locked = sequence
+        # It was removed after the insert had found it.
+        (added,) = _insert_new(tx, terms, [arriving], state, reason)
+        if added is not None:
+            return NEW, added
     else:
-        raise AssertionError(f"the delivery changed in each of {_TRIES} tries")
+        raise AssertionError(_CHANGED_TOO_OFTEN)
+    sequence, stored, rule = decided
     if rule.change is Change.REPLACE:
         arrivals.remove(tx, [sequence])
-        (added,) = _open(tx, terms, [arriving], state, reason)
+        (added,) = _insert_new(tx, terms, [arriving], state, reason)
         return NEW, added
     # After the payload retention there is no body to compare with, and no reason to suspect the
     # sender.
     same_body = stored.raw is None or stored.raw == delivery.raw
     if not same_body:
-        _keep_other(tx, sequence, delivery)
+        _add_evidence(tx, sequence, delivery)
     attempts = stored.known.attempts
     if rule.change is Change.NOTHING:
         return Admitted(rule.admission, attempts, same_body), None
@@ -315,9 +298,40 @@ class _Stored(NamedTuple):
 
 def _read_stored(terms: LeaseTerms, row: Sequence[Any]) -> _Stored:
     state, queued, attempts, finished_at, until, ends, *others, clock = row
-    held_until = terms.live(until, now=clock)
-    known = Known(DeliveryState(state), bool(queued), attempts, finished_at, held_until, ends)
+    live_until = terms.live(until, now=clock)
+    known = Known(DeliveryState(state), bool(queued), attempts, finished_at, live_until, ends)
     return _Stored(known, *others)
+
+
+def _decide(
+    tx: SqlTransaction,
+    terms: LeaseTerms,
+    delivery: NewDelivery,
+    rules: Mapping[ExistingState, AdmissionRule],
+) -> tuple[int, _Stored, AdmissionRule] | None:
+    """Return the sequence of a known key, its record and the rule for it; None: it was removed.
+
+    The first decision is made without a lock, because most redeliveries change nothing. If a change
+    is needed, it is decided again behind a lock.
+    """
+    now = delivery.received_at
+    locked: int | None = None
+    for _ in range(_TRIES):
+        sequence = arrivals.find_one(tx, delivery.key) or 0
+        row = tx.one(_KNOWN, sequence=sequence, owner=terms.owner, now=now)
+        if row is None:
+            # A key that is still there was left behind: its delivery ended while its day was being
+            # dropped.
+            arrivals.remove_key(tx, delivery.key, sequence)
+            return None
+        stored = _read_stored(terms, row)
+        rule = rules[existing_state(stored.known, now=now, dedup_seconds=terms.dedup_seconds)]
+        if rule.change is Change.NOTHING or sequence == locked:
+            return sequence, stored, rule
+        tx.one(_LOCK_ARRIVAL, sequence=sequence)
+        tx.one(_LOCK_WORK, sequence=sequence)
+        locked = sequence
+    raise AssertionError(_CHANGED_TOO_OFTEN)
 
 
 def _readmit(
@@ -356,11 +370,11 @@ def _readmit(
 # -- other bodies under one key ----------------------------------------------------------------
 
 # A sender decides how many bodies come under one key, so only a few are kept, and equal ones once.
-_KEEP_OTHER = f"""
+_ADD_EVIDENCE = f"""
 INSERT INTO evidence (sequence, digest, received_at, address, raw, tenant_id)
 SELECT :sequence, :digest, :received_at, :address, :raw, :tenant_id
 FROM (SELECT 1 FROM arrival WHERE sequence = :sequence AND raw IS NOT NULL
-    FOR NO KEY UPDATE) AS held
+    FOR NO KEY UPDATE) AS first
 WHERE (SELECT count(*) FROM evidence WHERE sequence = :sequence) < {MOST_EVIDENCE}
 ON CONFLICT DO NOTHING
 """
@@ -373,12 +387,12 @@ def keep_other(tx: SqlTransaction, delivery: NewDelivery) -> None:
     sequence = arrivals.find_one(tx, delivery.key) or 0
     row = tx.one(_FIRST_BODY, sequence=sequence)
     if row is not None and row[0] != delivery.raw:
-        _keep_other(tx, sequence, delivery)
+        _add_evidence(tx, sequence, delivery)
 
 
-def _keep_other(tx: SqlTransaction, sequence: int, delivery: NewDelivery) -> None:
+def _add_evidence(tx: SqlTransaction, sequence: int, delivery: NewDelivery) -> None:
     tx.run(
-        _KEEP_OTHER,
+        _ADD_EVIDENCE,
         sequence=sequence,
         digest=hashlib.sha256(delivery.raw).digest(),
         received_at=float(delivery.received_at),
@@ -436,21 +450,7 @@ class RunEnd(msgspec.Struct, frozen=True, gc=False):
     begun: float | None = None
 
 
-_ADD_ENDED = Insert(
-    "ended",
-    {
-        "sequence": "bigint",
-        "queued": "boolean",
-        "attempts": "integer",
-        "earlier_attempts": "integer",
-        "process_ends": "integer",
-        "ran_alone": "boolean",
-        "generation": "integer",
-        "started_at": "float8",
-        "finished_at": "float8",
-        "last_error": "text",
-    },
-)
+_ADD_ENDED = Insert("ended", types_of("ended"))
 
 _ENDED = ", ".join(_ADD_ENDED.columns)
 
@@ -485,12 +485,12 @@ RETURNING sequence, state, queued, attempts, earlier_attempts, process_ends, ran
 
 # On PostgreSQL, this and the insert are one statement.
 _END = f"""
-WITH brought AS (
+WITH given AS (
     SELECT * FROM unnest(CAST(:sequences AS bigint[]), CAST(:tokens AS bigint[]),
         CAST(:times AS float8[]), CAST(:begun AS float8[])) AS run (sequence, token, now, begun)
 ), taken AS (
-    DELETE FROM work USING brought
-    WHERE work.sequence = brought.sequence AND lease_token = brought.token AND {unfinished()}
+    DELETE FROM work USING given
+    WHERE work.sequence = given.sequence AND lease_token = given.token AND {unfinished()}
     RETURNING work.*, now, begun, {_UNCOUNTED} AS uncounted
 ), added AS (
     INSERT INTO ended ({_ENDED}) SELECT {_AS_ENDED} FROM taken
@@ -498,15 +498,7 @@ WITH brought AS (
 SELECT sequence FROM taken
 """
 
-_BESIDE_ENDED = arrivals.Beside(
-    "ended",
-    {
-        "queued": "boolean",
-        "attempts": "integer",
-        "started_at": "float8",
-        "finished_at": "float8",
-    },
-)
+_AS_DONE = arrivals.StateTable("ended", "queued", "attempts", "started_at", "finished_at")
 
 
 def end_all(tx: SqlTransaction, runs: Sequence[RunEnd]) -> list[bool]:
@@ -584,7 +576,7 @@ def add_done(
     """
     new = [run.delivery for run in runs]
     rows = [(False, 1, float(run.delivery.received_at), run.finished_at) for run in runs]
-    sequences = arrivals.add(tx, new, _BESIDE_ENDED, rows, surely_new=surely_new)
+    sequences = arrivals.add(tx, new, _AS_DONE, rows, surely_new=surely_new)
     if added := sum(sequence is not None for sequence in sequences):
         tx.note_change(done=added)
     return [
@@ -594,7 +586,7 @@ def add_done(
     ]
 
 
-# The run becomes that of a delivery that waits, or whose lease has expired.
+# Take the lease of a waiting delivery, or an expired one, so that the run can end it.
 _ADOPT = f"""
 UPDATE work SET state = 'received', lease_owner = :owner, lease_token = :token
 WHERE sequence = :sequence AND {unfinished()}
@@ -794,18 +786,8 @@ _LANES_OF = """
 SELECT sequence, tenant_id, subject FROM arrival WHERE ordered AND sequence IN ints(:sequences)
 """
 
-_ADD_REPEATED = Insert(
-    "work",
-    {
-        "sequence": "bigint",
-        "state": "text",
-        "queued": "boolean",
-        "lane": "bytea",
-        "attempts": "integer",
-        "earlier_attempts": "integer",
-        "generation": "integer",
-    },
-)
+_REPEATED = ("sequence", "state", "queued", "lane", "attempts", "earlier_attempts", "generation")
+_ADD_REPEATED = Insert("work", types_of("work", *_REPEATED))
 
 
 def replay(tx: SqlTransaction, keys: Sequence[str]) -> list[str]:
@@ -918,12 +900,12 @@ def erase_evidence(tx: SqlTransaction, tenant_id: str, limit: int) -> int:
 
 # -- checkpoints -------------------------------------------------------------------------------
 
-_KEEP_CHECKPOINT = """
+_SET_CHECKPOINT = """
 INSERT INTO checkpoint (name, value) VALUES (:name, :value)
 ON CONFLICT (name) DO UPDATE SET value = excluded.value
 """
 
-_KEEP_FIRST_CHECKPOINT = """
+_SET_FIRST_CHECKPOINT = """
 INSERT INTO checkpoint (name, value) VALUES (:name, :value) ON CONFLICT (name) DO NOTHING
 """
 
@@ -942,7 +924,7 @@ def write_checkpoint(
     if value is None:
         tx.run(_FORGET_CHECKPOINT, name=name)
     else:
-        tx.run(_KEEP_FIRST_CHECKPOINT if once else _KEEP_CHECKPOINT, name=name, value=value)
+        tx.run(_SET_FIRST_CHECKPOINT if once else _SET_CHECKPOINT, name=name, value=value)
 
 
 def erase_checkpoints(tx: SqlTransaction, tenant_id: str) -> None:

@@ -78,7 +78,7 @@ class Insert:
         table: the table.
         columns: the types of its columns by name, as PostgreSQL calls them.
         end: what follows the rows, such as ``ON CONFLICT DO NOTHING RETURNING sequence``.
-        instead: on PostgreSQL, the rest of a statement that begins with ``WITH brought AS (the
+        instead: on PostgreSQL, the rest of a statement that begins with ``WITH given AS (the
             rows and their number),`` and replaces the insert.
     """
 
@@ -256,11 +256,11 @@ class Dialect:
             f"CAST(%({name}){'b' if kind == 'bytea' else 's'} AS {kind}[])"
             for name, kind in insert.columns.items()
         )
-        brought = f"FROM unnest({arrays}) WITH ORDINALITY AS brought ({names}, number)"
+        given = f"FROM unnest({arrays}) WITH ORDINALITY AS given ({names}, number)"
         if insert.instead:
-            return f"WITH brought AS (SELECT * {brought}), {insert.instead}"
+            return f"WITH given AS (SELECT * {given}), {insert.instead}"
         return (
-            f"INSERT INTO {insert.table} ({names}) SELECT {names} {brought} "
+            f"INSERT INTO {insert.table} ({names}) SELECT {names} {given} "
             f"ORDER BY number {insert.end}"
         )
 

@@ -32,7 +32,7 @@ from .dialect import (
     committed_by_owner,
     on_reader,
 )
-from .schema import sendable
+from .schema import sendable, types_of
 from .tenants import TRANSITION_COLUMNS, settled, transition_of
 
 #: Messages that one transaction of the retention removes.
@@ -151,18 +151,19 @@ SELECT sequence, clock() - written_at, occurred_at FROM outbox
 WHERE sequence > :after ORDER BY sequence LIMIT :limit
 """
 
+_NEW_MESSAGE = (
+    "sequence",
+    "channel",
+    "state",
+    "repeatable",
+    "attempts",
+    "created_at",
+    "finished_at",
+    "reason",
+)
 _ADD_MESSAGES = Insert(
     "notification",
-    {
-        "sequence": "bigint",
-        "channel": "text",
-        "state": "text",
-        "repeatable": "boolean",
-        "attempts": "integer",
-        "created_at": "float8",
-        "finished_at": "float8",
-        "reason": "text",
-    },
+    types_of("notification", *_NEW_MESSAGE),
     "ON CONFLICT (sequence, channel) DO NOTHING",
 )
 

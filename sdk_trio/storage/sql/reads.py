@@ -16,9 +16,9 @@ from ...records.deliveries import (
 )
 from ...records.policies import AFTER_PAUSED, PAUSED
 from . import arrivals
-from .arrivals import INDEXED, INDEXED_CHARACTERS, SEGMENT_BITS
+from .arrivals import HIGHEST, INDEXED, INDEXED_CHARACTERS, SEGMENT_BITS
 from .dialect import Row, SqlTransaction
-from .schema import OWN_TABLES, in_kept, unfinished
+from .schema import OWN_TABLES, in_set_aside, unfinished
 
 # The columns of a record, with the body or without.
 _RECORD = """
@@ -151,12 +151,12 @@ _NOT_IN_WORK = "NOT EXISTS (SELECT 1 FROM work WHERE work.sequence = arrival.seq
 
 # Conditions by which an index finds the rows of a state. Received ones are usually most of the
 # table.
-_BY_INDEX = {
+_BY_INDEX: Mapping[DeliveryState | None, str] = {
     DeliveryState.RECEIVED: "true",
     DeliveryState.RUNNING: "lease_owner IS NOT NULL",
-    DeliveryState.RETRYING: in_kept("work"),
-    DeliveryState.DEAD: in_kept("work"),
-    DeliveryState.PARKED: in_kept("work"),
+    DeliveryState.RETRYING: in_set_aside("work"),
+    DeliveryState.DEAD: in_set_aside("work"),
+    DeliveryState.PARKED: in_set_aside("work"),
 }
 
 # The letter of each condition's term in `lookup`, the most selective first.
@@ -177,13 +177,40 @@ CROSS JOIN arrival ON arrival.sequence = lookup.sequence
 """
 
 
+class _Listing(NamedTuple):
+    """A page of a listing: the wanted values by condition, the state, and where it begins and ends.
+
+    ``wanted`` are parameters of the statements, too.
+    """
+
+    wanted: Mapping[str, Any]
+    state: DeliveryState | None
+    after: int
+    before: int
+    oldest_first: bool
+    limit: int
+
+    @property
+    def direction(self) -> str:
+        return "ASC" if self.oldest_first else "DESC"
+
+    @property
+    def times(self) -> tuple[float | None, float | None]:
+        return self.wanted.get("since"), self.wanted.get("until")
+
+    @property
+    def is_by_work(self) -> bool:
+        """Whether rows of ``work`` lead to the arrivals."""
+        return self.state not in (None, DeliveryState.DONE)
+
+
 class _Part(NamedTuple):
     """The deliveries between two sequences, both excluded, and how they are listed."""
 
     after: int
     before: int
     source: str = "arrival"
-    places: Sequence[str] = ("arrival.sequence",)
+    order: Sequence[str] = ("arrival.sequence",)
 
 
 def find(
@@ -206,55 +233,96 @@ def find(
         return []
     if oldest_first is None:
         oldest_first = after_sequence is not None
-    given: dict[str, Any] = {
+    wanted: dict[str, Any] = {
         "type": type,
         "subject": subject,
         "tenant": tenant_id if source is None else signer_of(source),
         "since": since,
         "until": until,
     }
-    given = {name: value for name, value in given.items() if value is not None}
-    conditions = [*_BETWEEN, *(_CONDITIONS[name] for name in given)]
-    letter = next((name for name in _LETTERS if name in given), None)
-    if letter is not None:
-        text = given[letter]
-        if letter != "tenant":
-            # SQLite's substr() ends at a NUL.
-            text = text[:INDEXED_CHARACTERS].partition("\0")[0]
-        given["term"] = _LETTERS[letter] + text
-    direction = "ASC" if oldest_first else "DESC"
-    listed = _LISTED
-    if state is DeliveryState.DONE:
-        conditions.append(_IN_ENDED if tx.dialect.is_sqlite else _NOT_IN_WORK)
-    elif state is not None:
-        page = "" if given else f"ORDER BY sequence {direction} LIMIT :limit"
-        conditions.append(_IN_WORK.format(which=_BY_INDEX[state], page=page))
-        given["state"] = state.value
-    if not tx.dialect.is_sqlite:
-        conditions += [text for name, text in _INDEXED_CONDITIONS.items() if name in given]
-        parts = [_Part(*_sequences_between(tx, since, until))]
-        listed = _NUMBERS
-    elif "state" in given:
-        parts = [_Part(0, _HIGHEST)]  # the rows of `work` lead to them
-    else:
-        parts = _parts_on_sqlite(tx, since, until, by_term=letter is not None)
-    rows: list[Row] = []
-    for part in parts if oldest_first else reversed(parts):
-        statement = listed.format(source=part.source, conditions=" AND ".join(conditions))
-        order = ", ".join(f"{place} {direction}" for place in part.places)
-        rows += tx.all(
-            f"{statement} ORDER BY {order} LIMIT :limit",
-            **given,
-            after=max(part.after, after_sequence or 0),
-            before=part.before if before_sequence is None else min(part.before, before_sequence),
-            limit=limit - len(rows),
-        )
-        if len(rows) >= limit:
-            break
-    if tx.dialect.is_sqlite:
-        return [_record_of(row) for row in rows]
+    listing = _Listing(
+        {name: value for name, value in wanted.items() if value is not None},
+        state,
+        after_sequence or 0,
+        _HIGHEST if before_sequence is None else before_sequence,
+        oldest_first,
+        limit,
+    )
+    on_engine = _find_on_sqlite if tx.dialect.is_sqlite else _find_on_postgresql
+    return on_engine(tx, listing)
+
+
+def _find_on_postgresql(tx: SqlTransaction, listing: _Listing) -> list[DeliveryRecord]:
+    """Find the numbers of a page by the indexes, then read the rows."""
+    conditions = _conditions(listing, is_done=_NOT_IN_WORK)
+    conditions += [text for name, text in _INDEXED_CONDITIONS.items() if name in listing.wanted]
+    part = _Part(*_sequences_between(tx, *listing.times))
+    rows = _read_part(tx, _NUMBERS, conditions, listing, part, listing.limit)
     records = by_sequence(tx, [sequence for (sequence,) in rows], with_body=False)
-    return records if oldest_first else records[::-1]
+    return records if listing.oldest_first else records[::-1]
+
+
+def _find_on_sqlite(tx: SqlTransaction, listing: _Listing) -> list[DeliveryRecord]:
+    """Read a page by way of ``work`` or ``lookup``, and of the arrivals that have no index yet."""
+    conditions = _conditions(listing, is_done=_IN_ENDED)
+    term = _term_of(listing.wanted)
+    if listing.is_by_work:
+        parts = [_Part(0, _HIGHEST)]
+    else:
+        parts = _parts_on_sqlite(tx, *listing.times, by_term=term is not None)
+    rows: list[Row] = []
+    for part in parts if listing.oldest_first else reversed(parts):
+        missing = listing.limit - len(rows)
+        rows += _read_part(tx, _LISTED, conditions, listing, part, missing, term=term)
+        if len(rows) >= listing.limit:
+            break
+    return [_record_of(row) for row in rows]
+
+
+def _conditions(listing: _Listing, *, is_done: str) -> list[str]:
+    """Return the conditions of a page as SQL; ``is_done`` is that of a done delivery."""
+    conditions = [*_BETWEEN, *(_CONDITIONS[name] for name in listing.wanted)]
+    if listing.is_by_work:
+        page = "" if listing.wanted else f"ORDER BY sequence {listing.direction} LIMIT :limit"
+        conditions.append(_IN_WORK.format(which=_BY_INDEX[listing.state], page=page))
+    elif listing.state is not None:
+        conditions.append(is_done)
+    return conditions
+
+
+def _term_of(wanted: Mapping[str, Any]) -> str | None:
+    """Return the term of ``lookup`` that finds the fewest arrivals, None if none helps."""
+    name = next((name for name in _LETTERS if name in wanted), None)
+    if name is None:
+        return None
+    text: str = wanted[name]
+    if name != "tenant":
+        # SQLite's substr() ends at a NUL.
+        text = text[:INDEXED_CHARACTERS].partition("\0")[0]
+    return _LETTERS[name] + text
+
+
+def _read_part(
+    tx: SqlTransaction,
+    statement: str,
+    conditions: Sequence[str],
+    listing: _Listing,
+    part: _Part,
+    limit: int,
+    **values: Any,
+) -> list[Row]:
+    """Return up to ``limit`` rows of a page that are in ``part``."""
+    text = statement.format(source=part.source, conditions=" AND ".join(conditions))
+    order = ", ".join(f"{column} {listing.direction}" for column in part.order)
+    return tx.all(
+        f"{text} ORDER BY {order} LIMIT :limit",
+        **listing.wanted,
+        **values,
+        state=None if listing.state is None else listing.state.value,
+        after=max(part.after, listing.after),
+        before=min(part.before, listing.before),
+        limit=limit,
+    )
 
 
 _FIRST_SEGMENT = "SELECT min(number) FROM segment WHERE last_at >= :since"
@@ -306,7 +374,7 @@ def _sequences_between(
 # By indexes, but for the last row, the number of all that are not done: those that no row counts
 # are received.
 _COUNTS = f"""
-SELECT state, count(*) FROM work WHERE {in_kept()} GROUP BY state
+SELECT state, count(*) FROM work WHERE {in_set_aside()} GROUP BY state
 UNION ALL SELECT 'running', count(*) FROM work
     WHERE lease_owner IS NOT NULL AND state = 'running'
 UNION ALL SELECT '', count(*) FROM work
@@ -315,11 +383,7 @@ UNION ALL SELECT '', count(*) FROM work
 _DONE_ON_POSTGRESQL = "SELECT CAST(coalesce(sum(done), 0) AS bigint) FROM node"
 
 # Sequences have no gaps but the removed ones.
-_ALL_ON_SQLITE = """
-SELECT max(coalesce((SELECT max(sequence) FROM arrival), 0),
-    (SELECT number FROM tally WHERE name = 'last'))
-    - (SELECT number FROM tally WHERE name = 'removed')
-"""
+_ALL_ON_SQLITE = f"SELECT {HIGHEST} - (SELECT number FROM tally WHERE name = 'removed')"
 
 
 def counts(tx: SqlTransaction) -> dict[DeliveryState, int]:
@@ -417,7 +481,7 @@ ORDER BY arrival.sequence LIMIT :limit
 
 _OLD_PARKED = f"""
 SELECT work.sequence FROM work JOIN arrival ON arrival.sequence = work.sequence
-WHERE {in_kept()} AND state = 'parked' AND work.sequence > :after
+WHERE {in_set_aside()} AND state = 'parked' AND work.sequence > :after
     AND received_at < :before
 ORDER BY work.sequence LIMIT :limit
 """
@@ -531,11 +595,12 @@ def unowned(tx: SqlTransaction) -> Sequence[str]:
     return [tenant_id for (tenant_id,) in tx.all(_UNOWNED.format(named=named))]
 
 
-_TABLES_ON_SQLITE = """
+#: The tables of a SQLite file.
+TABLES_ON_SQLITE = """
 SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%' ORDER BY name
 """
 
 
 def other_tables(tx: SqlTransaction) -> Sequence[str]:
     """Return the names of the tables in a SQLite file that are not the store's."""
-    return [name for (name,) in tx.all(_TABLES_ON_SQLITE) if name not in OWN_TABLES]
+    return [name for (name,) in tx.all(TABLES_ON_SQLITE) if name not in OWN_TABLES]

@@ -59,8 +59,8 @@ MAY_HAVE_RUN = "failed_at = coalesce(failed_at, 0)"
 NO_LEASE = "lease_owner = NULL, lease_token = NULL, lease_until = NULL"
 
 
-def in_kept(work: str = "") -> str:
-    """Return SQL that is true in the states that the index ``work_kept`` lists."""
+def in_set_aside(work: str = "") -> str:
+    """Return SQL that is true in the states in which no worker runs a delivery, or not yet."""
     return f"{_of(work)}state IN ('dead', 'parked', 'retrying')"
 
 
@@ -103,6 +103,9 @@ def attach_day(table: str, number: int, until: int) -> str:
         f"FOR VALUES FROM ({number << DAY_BITS}) TO ({until << DAY_BITS})"
     )
 
+
+# Below, `identity` is a number that the database gives, and `number` one that it never reuses. Each
+# column has a line of its own: `TABLES` is read from these statements.
 
 # `subject` and `ordered` decide the lane: unfinished events of one lane run one after the other.
 # A source's delivery has its signer in `tenant_id` as well, so that lanes, filters and indexes of
@@ -176,7 +179,7 @@ WHERE queued AND state = 'retrying' AND lease_owner IS NULL AND held_group IS NU
 """,
     "CREATE INDEX work_leased ON work (lease_owner) WHERE lease_owner IS NOT NULL",
     f"CREATE INDEX work_lane ON work (lane, sequence) WHERE lane IS NOT NULL AND {unfinished()}",
-    f"CREATE INDEX work_kept ON work (state, sequence) WHERE {in_kept()}",
+    f"CREATE INDEX work_kept ON work (state, sequence) WHERE {in_set_aside()}",
     """
 CREATE INDEX work_held ON work (held_group, sequence)
 WHERE held_group IS NOT NULL AND lease_owner IS NULL
@@ -605,6 +608,16 @@ _KEYS = re.compile(r"PRIMARY KEY \(([\w, ]+)\)")
 
 #: The tables that both engines have.
 TABLES: Sequence[Table] = tuple(_tables())
+
+_TYPES_OF = {table.name: table.columns for table in TABLES}
+
+
+def types_of(table: str, *columns: str) -> Mapping[str, str]:
+    """Return PostgreSQL's types of some columns of a table by name, without ``columns`` of all."""
+    types = _TYPES_OF[table]
+    numbers = ("identity", "number")
+    return {name: "bigint" if types[name] in numbers else types[name] for name in columns or types}
+
 
 #: All tables of a SQLite store; any other one in the file is an application's.
 OWN_TABLES = frozenset((*(table.name for table in TABLES), "segment", "lookup", "tally"))
