@@ -35,7 +35,7 @@ from .commit import CLOSE_SECONDS, GroupCommit, GroupedWork, Unit
 from .effects import Effects
 from .readers import ReaderPool
 from .sql import arrivals, deliveries, leases, policies, reads
-from .sql.deliveries import Arriving, RunEnd, RunStart
+from .sql.deliveries import Arriving, RunEnd, RunStart, new_token
 from .sql.dialect import (
     Row,
     SqlPart,
@@ -44,7 +44,7 @@ from .sql.dialect import (
     committed_by_owner,
     on_reader,
 )
-from .sql.leases import PollCursor, new_token
+from .sql.leases import PollCursor
 
 if TYPE_CHECKING:
     # Most receivers have no tenants, and start without these modules.

@@ -52,9 +52,8 @@ from .inbox import SqlInbox
 from .known_keys import Version
 from .readers import ReaderPool
 from .sql import deliveries, reads
-from .sql.deliveries import Answer, Arriving, RunEnd
+from .sql.deliveries import Answer, Arriving, RunEnd, new_token
 from .sql.dialect import SqlTransaction
-from .sql.leases import new_token
 from .sql.schema import prepare_sqlite
 from .unawaited import SurelyNew, UnawaitedClaims, UnawaitedEnds, UnawaitedLease
 

@@ -33,9 +33,8 @@ from .commit import GroupCommit, Unit
 from .known_keys import StoreKeys, Version
 from .readers import ReaderPool
 from .sql import arrivals, deliveries, reads
-from .sql.deliveries import Answer, Arriving, Ran, RunEnd
+from .sql.deliveries import Answer, Arriving, Ran, RunEnd, new_token
 from .sql.dialect import SqlTransaction
-from .sql.leases import new_token
 
 #: The longest time that the end of a run waits for other work, in seconds. At 100 events a second,
 #: nine of ten ends share the commit of another event.

@@ -33,6 +33,8 @@ that follows, are one statement, or the row was locked before.
 """
 
 import hashlib
+import os
+import random
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -96,6 +98,15 @@ def lane_of(delivery_ordered: bool, owner: str | None, subject: str | None) -> b
         return None
     text = f"{owner or ''}\x1f{subject}"
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:16]
+
+
+_tokens = random.Random()  # noqa: S311 - tokens are not secrets
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_tokens.seed)
+
+
+#: Returns a lease token that no other claim has; adding sequences to it gives further ones.
+new_token = partial(_tokens.getrandbits, 61)
 
 
 # -- admission ---------------------------------------------------------------------------------

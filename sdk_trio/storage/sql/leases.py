@@ -11,18 +11,16 @@ unfinished delivery of a lane is claimed. If two hosts claim at the same moment,
 PostgreSQL ensures that.
 """
 
-import os
-import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from ...base import clock
 from ...records.deliveries import (
     PROCESS_ENDED,
-    DeliveryRecord,
     DeliveryState,
     Due,
     Lease,
@@ -32,21 +30,13 @@ from ...records.policies import NO_LIMITS, ClaimLimits
 from ..admission import CLOCK_SLACK_SECONDS, LeaseTerms
 from ..term import TermEndedError
 from . import policies
+from .deliveries import new_token
 from .dialect import SqlTransaction
 from .reads import by_sequence
 from .schema import MAY_HAVE_RUN, NO_LEASE, unfinished
 
 #: The number of lanes that one poll reads: 2 ms of work.
 LANES: Final = 200
-
-
-_tokens = random.Random()  # noqa: S311 - tokens are not secrets
-if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_tokens.seed)
-
-
-#: Returns a token that no other claim has; adding sequences to it gives further ones.
-new_token = partial(_tokens.getrandbits, 61)
 
 
 # -- claiming ------------------------------------------------------------------------------------
@@ -97,14 +87,16 @@ def _expired(work: str) -> str:
 """
 
 
-def _in_order(order: str = "sequence") -> str:
+def _limited_and_locked(order: str = "sequence") -> str:
     return f"ORDER BY {order} LIMIT :limit FOR UPDATE SKIP LOCKED"
 
 
-def _first(which: str, *, order: str = "sequence") -> str:
+def _find_first(which: str, *, order: str = "sequence") -> str:
     """Return SQL that finds and locks the rows that are first in their lanes."""
     first = _is_first("this")
-    return f"SELECT sequence FROM work AS this WHERE {which} AND {first} {_in_order(order)}"
+    return (
+        f"SELECT sequence FROM work AS this WHERE {which} AND {first} {_limited_and_locked(order)}"
+    )
 
 
 # Not the order of the primary key: a planner would read all rows by that key, instead of sorting
@@ -114,29 +106,30 @@ _SORTED = "sequence + 0"
 
 # Deliveries without a lane, which do not wait for others.
 _FIND_WAITING = f"""
-SELECT sequence FROM work WHERE {_waiting("work")} AND lane IS NULL {_in_order("lane, sequence")}
+SELECT sequence FROM work WHERE {_waiting("work")} AND lane IS NULL
+{_limited_and_locked("lane, sequence")}
 """
 # Written so that the index of waiting rows does not match: PostgreSQL would read all of it, instead
 # of finding each row by the primary key.
-_FIND_IN_LANES = _first(
+_FIND_IN_LANES = _find_first(
     "sequence IN ints(:firsts) AND queued AND state = 'received' AND coalesce(lease_owner, '') = ''"
 )
-_FIND_RETRYING = _first(f"{_retrying('this')} AND next_attempt_at <= clock()", order=_SORTED)
+_FIND_RETRYING = _find_first(f"{_retrying('this')} AND next_attempt_at <= clock()", order=_SORTED)
 # Also deliveries that are not first: their expired leases block the first one.
 _FIND_EXPIRED = f"""
 SELECT sequence, state, {_is_first("this")} AS is_first FROM work AS this
-WHERE {_expired("this")} AND queued AND {unfinished()} {_in_order(_SORTED)}
+WHERE {_expired("this")} AND queued AND {unfinished()} {_limited_and_locked(_SORTED)}
 """
 
 # A suspect may be leased by us already.
-_FIND_SUSPECTS = _first(
+_FIND_SUSPECTS = _find_first(
     "process_ends > 0 AND state = 'received' AND queued "
     "AND (lease_owner IS NULL OR lease_owner = :owner)"
 )
 
 # Deliveries of a group that wait for its limits, and those of them that are suspects.
-_FIND_IN_GROUP = _first("held_group = :group AND lease_owner IS NULL")
-_FIND_SUSPECTS_OF_GROUP = _first(
+_FIND_IN_GROUP = _find_first("held_group = :group AND lease_owner IS NULL")
+_FIND_SUSPECTS_OF_GROUP = _find_first(
     "held_group = :group AND lease_owner IS NULL AND sequence IN ints(:suspects)"
 )
 
@@ -222,38 +215,21 @@ def claim_due(
         tx, terms, lanes, limit=most + 1, now=now, take_expired=take_expired
     )
     is_full, found = len(found) > most, found[:most]
-
-    group_of: Mapping[int, str] = {}
-    if limits is not None:
-        group_of = policies.groups_of(tx, limits, [each.sequence for each in found])
+    group_of = policies.groups_of(tx, limits, [each.sequence for each in found])
     of_groups = [each for each in found if each.sequence in group_of]
     of_no_group = [each for each in found if each.sequence not in group_of]
     taken = of_no_group[:limit]
 
     _end_expired(tx, terms, [*taken, *of_groups], blocking)
-    by_limits = policies.ChosenEvents()
-    if limits is not None:
-        policies.hold(tx, group_of)
-        find = partial(_find_in_group, tx)
-        by_limits = policies.choose_from_groups(
-            tx, terms, limits, find, new_token, now=now, live_only=take_expired
-        )
-
-    sequences = sorted([*(each.sequence for each in taken), *by_limits.sequences])
-    records, unbegun, leases = _lease(tx, terms, sequences, now)
+    policies.assign_groups(tx, group_of)
+    find = partial(_find_in_group, tx)
+    chosen = policies.choose_from_groups(tx, terms, limits, find, now=now, live_only=take_expired)
+    due = _lease(tx, terms, [*(each.sequence for each in taken), *chosen.sequences], chosen, now)
 
     left = cursor.left or is_full or len(of_no_group) > limit
-    more = left or bool(lanes.end) or bool(blocking) or by_limits.more
-    times = [at for at in (lanes.next_retry_at, by_limits.next_at) if at is not None]
-    due = Due(
-        records,
-        more,
-        min(times, default=None),
-        unbegun,
-        by_limits.waiting,
-        by_limits.superseded,
-        leases,
-    )
+    more = left or bool(lanes.end) or bool(blocking) or chosen.more
+    times = [at for at in (lanes.next_retry_at, chosen.next_at) if at is not None]
+    due = replace(due, more=more, next_due_at=min(times, default=None), limited=chosen.waiting)
     return due, PollCursor(lanes.end, left) if lanes.end else PollCursor()
 
 
@@ -335,16 +311,20 @@ def _find_in_group(tx: SqlTransaction, group: str, limit: int) -> list[int]:
 
 
 def _lease(
-    tx: SqlTransaction, terms: LeaseTerms, sequences: list[int], now: float
-) -> tuple[list[DeliveryRecord], frozenset[str], dict[str, Lease]]:
-    """Lease deliveries; return them, the keys of those that surely never ran, and the leases."""
+    tx: SqlTransaction,
+    terms: LeaseTerms,
+    sequences: Collection[int],
+    chosen: policies.ChosenEvents,
+    now: float,
+) -> Due:
+    """Lease deliveries, oldest arrival first; ``unbegun`` are those that surely never ran."""
     if not sequences:
-        return [], frozenset(), {}
+        return Due([], False, None, superseded=chosen.superseded)
     token = new_token()
     rows: dict[int, Any] = dict(
         tx.all(
             _LEASE_DELIVERIES,
-            sequences=sequences,
+            sequences=sorted(sequences),
             token=token,
             owner=terms.owner,
             seconds=terms.lease_seconds,
@@ -358,7 +338,7 @@ def _lease(
         if rows[record.sequence] and not record.attempts and record.state is DeliveryState.RECEIVED
     )
     leases = {each.key: Lease(each.key, token + each.sequence, each.sequence) for each in records}
-    return records, unbegun, leases
+    return Due(records, False, None, unbegun, superseded=chosen.superseded, leases=leases)
 
 
 def claim_suspects(
@@ -374,21 +354,16 @@ def claim_suspects(
     Those that a pause or a limit holds stay behind, and are claimed as all others are.
     """
     found = [row[0] for row in tx.all(_FIND_SUSPECTS, limit=limit, owner=terms.owner)]
-    group_of: Mapping[int, str] = {}
-    by_limits = policies.ChosenEvents()
+    group_of = policies.groups_of(tx, limits, found)
 
     def find(group: str, most: int) -> list[int]:
         rows = tx.all(_FIND_SUSPECTS_OF_GROUP, group=group, limit=most, suspects=list(group_of))
         return [sequence for (sequence,) in rows]
 
-    if limits is not None:
-        group_of = policies.groups_of(tx, limits, found)
-        policies.hold(tx, group_of)
-        by_limits = policies.choose_from_groups(tx, terms, limits, find, new_token, now=now)
+    policies.assign_groups(tx, group_of)
+    chosen = policies.choose_from_groups(tx, terms, limits, find, now=now)
     of_no_group = [sequence for sequence in found if sequence not in group_of]
-    sequences = sorted([*of_no_group, *by_limits.sequences])
-    records, unbegun, leases = _lease(tx, terms, sequences, now)
-    return Due(records, False, None, unbegun, superseded=by_limits.superseded, leases=leases)
+    return _lease(tx, terms, [*of_no_group, *chosen.sequences], chosen, now)
 
 
 # -- renewing and giving up ----------------------------------------------------------------------
@@ -439,11 +414,11 @@ def renew(
     """
     tokens = {lease.token for lease in leases}.union(pending)
     ours = tx.all(_LEASED_BY_US, owner=terms.owner)
-    kept = [sequence for sequence, token in ours if token in tokens]
+    renewed = [sequence for sequence, token in ours if token in tokens]
     stray = [sequence for sequence, token in ours if token not in tokens]
-    if kept:
+    if renewed:
         # Other processes need not see this change.
-        tx.run(_RENEW_LEASES, sequences=kept, seconds=terms.lease_seconds, now=now)
+        tx.run(_RENEW_LEASES, sequences=renewed, seconds=terms.lease_seconds, now=now)
     if stray:
         tx.run(_GIVE_UP, sequences=stray)
         tx.note_change()
@@ -588,11 +563,11 @@ def reschedule(tx: SqlTransaction, *, now: float) -> int:
 # -- leases of single tasks ----------------------------------------------------------------------
 
 _LEAD = """
-INSERT INTO lease AS held (name, owner, term, until)
+INSERT INTO lease AS old (name, owner, term, until)
 VALUES (:name, :owner, 1, clock() + :seconds)
 ON CONFLICT (name) DO UPDATE SET owner = excluded.owner, until = excluded.until,
-    term = held.term + CASE WHEN held.owner = excluded.owner THEN 0 ELSE 1 END
-WHERE held.owner = excluded.owner OR held.until <= clock()
+    term = old.term + CASE WHEN old.owner = excluded.owner THEN 0 ELSE 1 END
+WHERE old.owner = excluded.owner OR old.until <= clock()
 RETURNING term
 """
 

@@ -21,13 +21,13 @@ Functions of a transaction.
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-import msgspec
+import attrs
 
 from ...base.throttle import TokenBucket
 from ...records.policies import ClaimLimits, EventPause, GroupLimit, burst_of
 from ..admission import CLOCK_SLACK_SECONDS, LeaseTerms
 from ..coalescing import SUPERSEDED, WaitingEvent, coalesce, time_of_state
-from .deliveries import RunEnd, end_all, note_reason
+from .deliveries import RunEnd, end_all, new_token, note_reason
 from .dialect import SqlTransaction
 from .schema import NO_LEASE, unfinished
 
@@ -46,11 +46,9 @@ _ROUNDS = 20
 #: Returns the sequences of a group's next events, at most so many, locked.
 Find = Callable[[str, int], list[int]]
 
-#: Returns a token that no other claim has.
-NewToken = Callable[[], int]
 
-
-class ChosenEvents(msgspec.Struct, frozen=True):
+@attrs.define
+class ChosenEvents:
     """Events of groups that a claim leases, and its findings.
 
     ``superseded`` are the keys of events that were ended, each with that of the newer one.
@@ -58,8 +56,8 @@ class ChosenEvents(msgspec.Struct, frozen=True):
     group wait for a slot, a token or a worker. ``more``: another claim finds more at once.
     """
 
-    sequences: Sequence[int] = ()
-    superseded: Sequence[tuple[str, str]] = ()
+    sequences: list[int] = attrs.field(factory=list)
+    superseded: list[tuple[str, str]] = attrs.field(factory=list)
     next_at: float | None = None
     waiting: bool = False
     more: bool = False
@@ -70,7 +68,7 @@ class ChosenEvents(msgspec.Struct, frozen=True):
 _READ_TYPES = "SELECT sequence, type, '', signer FROM arrival WHERE sequence IN ints(:sequences)"
 _READ_BODIES = "SELECT sequence, type, raw, signer FROM arrival WHERE sequence IN ints(:sequences)"
 
-_HOLD = f"""
+_ASSIGN_GROUP = f"""
 UPDATE work SET held_group = :group, {NO_LEASE},
     failed_at = CASE WHEN lease_owner IS NULL THEN failed_at ELSE coalesce(failed_at, 0) END
 WHERE sequence IN ints(:sequences)
@@ -103,28 +101,29 @@ UPDATE work SET held_group = NULL WHERE sequence IN (
 _LEAVE_GROUP = "UPDATE work SET held_group = NULL WHERE sequence IN ints(:sequences)"
 
 
-def groups_of(tx: SqlTransaction, limits: ClaimLimits, sequences: Sequence[int]) -> dict[int, str]:
+def groups_of(
+    tx: SqlTransaction, limits: ClaimLimits | None, sequences: Sequence[int]
+) -> dict[int, str]:
     """Return the groups of those events that have one."""
-    if not (sequences and (limits.groups or limits.pauses)):
+    if limits is None or not (sequences and (limits.groups or limits.pauses)):
         return {}
     rows = tx.all(_READ_BODIES if limits.reads_bodies else _READ_TYPES, sequences=list(sequences))
     groups = ((row[0], limits.group_of(row[1], bytes(row[2] or b""), row[3])) for row in rows)
     return {sequence: group for sequence, group in groups if group is not None}
 
 
-def hold(tx: SqlTransaction, groups: Mapping[int, str]) -> None:
-    """Hold events in their groups; they have no lease, or an expired one."""
+def assign_groups(tx: SqlTransaction, groups: Mapping[int, str]) -> None:
+    """Write the groups of events to their rows; they have no lease, or an expired one."""
     for group in sorted({*groups.values()}):
         sequences = [sequence for sequence, each in groups.items() if each == group]
-        tx.run(_HOLD, group=group, sequences=sequences)
+        tx.run(_ASSIGN_GROUP, group=group, sequences=sequences)
 
 
 def choose_from_groups(
     tx: SqlTransaction,
     terms: LeaseTerms,
-    limits: ClaimLimits,
+    limits: ClaimLimits | None,
     find: Find,
-    new_token: NewToken,
     *,
     now: float,
     live_only: bool = True,
@@ -136,20 +135,22 @@ def choose_from_groups(
     Args:
         tx: the transaction.
         terms: the owner, and the duration of a lease.
-        limits: those of this process.
+        limits: those of this process; None: there are none, and no event has a group.
         find: finds the next events of a group.
-        new_token: returns a token that no other claim has.
         now: Unix seconds.
         live_only: leases that have expired use no slot.
     """
-    choice = _Choice(tx, terms, limits, find, new_token, now, live_only)
+    chosen = ChosenEvents()
+    if limits is None:
+        return chosen
+    choice = _Choice(tx, terms, limits, find, now, live_only, chosen, limits.free_workers)
     for (group,) in tx.all(_LIST_GROUPS):
         limit = limits.groups.get(group)
         if limit is not None:
             choice.choose(group, limit)
         elif group not in limits.pauses:
-            choice.more |= tx.run(_END_GROUP, group=group, limit=CHUNK) > 0
-    return choice.result
+            chosen.more |= tx.run(_END_GROUP, group=group, limit=CHUNK) > 0
+    return chosen
 
 
 # -- choice --------------------------------------------------------------------------------------
@@ -190,50 +191,26 @@ class _LockedGroup(NamedTuple):
         )
 
 
+@attrs.define
 class _Choice:
-    """One call of :func:`choose_from_groups`: what the groups so far have added to its result.
+    """One call of :func:`choose_from_groups`, and its result so far.
 
     For each group: lock its row, count the runs that its limits allow, choose so many of its next
     events, and take their tokens.
     """
 
-    def __init__(
-        self,
-        tx: SqlTransaction,
-        terms: LeaseTerms,
-        limits: ClaimLimits,
-        find: Find,
-        new_token: NewToken,
-        now: float,
-        live_only: bool,
-    ) -> None:
-        self._tx = tx
-        self._terms = terms
-        self._limits = limits
-        self._find = find
-        self._new_token = new_token
-        self._now = now
-        self._live_only = live_only
-        self._free_workers = limits.free_workers
-        self._sequences: list[int] = []
-        self._superseded: list[tuple[str, str]] = []
-        self._next_at: float | None = None
-        self._waiting = False
-        self.more = False
-
-    @property
-    def result(self) -> ChosenEvents:
-        return ChosenEvents(
-            self._sequences,
-            self._superseded,
-            self._next_at,
-            self._waiting,
-            self.more,
-        )
+    _tx: SqlTransaction
+    _terms: LeaseTerms
+    _limits: ClaimLimits
+    _find: Find
+    _now: float
+    _live_only: bool
+    _chosen: ChosenEvents
+    _free_workers: int
 
     def choose(self, group: str, limit: GroupLimit) -> None:
         """Choose events of one group, as many as its limits and the free workers allow."""
-        self._waiting = True
+        self._chosen.waiting = True
         if self._free_workers <= 0:
             return
         locked = self._lock(group)
@@ -248,7 +225,7 @@ class _Choice:
             bucket = locked.bucket(limit.rate_per_minute)
             most = min(most, bucket.available(locked.clock))
         chosen = self._next_of(group, limit, most) if most > 0 else []
-        self._sequences += chosen
+        self._chosen.sequences += chosen
         self._free_workers -= len(chosen)
         if bucket is not None:
             self._take_tokens(group, locked, bucket, len(chosen))
@@ -287,7 +264,8 @@ class _Choice:
 
     def _note_next(self, seconds: float) -> None:
         at = self._now + seconds
-        self._next_at = at if self._next_at is None else min(at, self._next_at)
+        earliest = self._chosen.next_at
+        self._chosen.next_at = at if earliest is None else min(at, earliest)
 
     def _next_of(self, group: str, limit: GroupLimit, most: int) -> list[int]:
         """Return the next events of a group, after it has been regrouped and coalesced."""
@@ -297,7 +275,7 @@ class _Choice:
                 continue
             if not (limit.coalesce and self._supersede(group, found)):
                 return found
-        self.more = True
+        self._chosen.more = True
         return []
 
     def _regroup(self, group: str, found: Sequence[int]) -> bool:
@@ -308,11 +286,13 @@ class _Choice:
         # If one is paused, the others of its type are, too.
         found = self._find(group, CHUNK)
         groups = groups_of(self._tx, self._limits, found)
-        hold(self._tx, {sequence: each for sequence, each in groups.items() if each != group})
+        assign_groups(
+            self._tx, {sequence: each for sequence, each in groups.items() if each != group}
+        )
         free = [sequence for sequence in found if sequence not in groups]
         if free:
             self._tx.run(_LEAVE_GROUP, sequences=free)
-            self.more = True
+            self._chosen.more = True
         return True
 
     def _supersede(self, group: str, found: Sequence[int]) -> bool:
@@ -327,7 +307,7 @@ class _Choice:
         if not superseded:
             return False
         self._end(superseded)
-        self.more = True  # the next event of a lane is held by the next claim
+        self._chosen.more = True  # the next event of a lane is held by the next claim
         return True
 
     def _waiting_in_lane_of(self, group: str, sequence: int) -> list[WaitingEvent]:
@@ -341,7 +321,7 @@ class _Choice:
 
     def _end(self, superseded: Mapping[int, tuple[str, str]]) -> None:
         """Lease the superseded events, and end them as done without a run."""
-        token = self._new_token()
+        token = new_token()
         rows = self._tx.all(
             _LEASE_SUPERSEDED,
             sequences=list(superseded),
@@ -354,7 +334,7 @@ class _Choice:
             if is_done:
                 key, newer = superseded[run.sequence]
                 note_reason(self._tx, run.sequence, f"{SUPERSEDED}{newer}")
-                self._superseded.append((key, newer))
+                self._chosen.superseded.append((key, newer))
 
 
 # -- coalescing ----------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from unittest.mock import patch
 import trio.testing
 
 from ...base import clock
-from ...storage.sql import leases
+from ...storage.sql import deliveries
 from .scheduler import Timers
 
 #: The wall clock at the beginning of each simulation, in Unix seconds: 2026-01-01, midnight UTC.
@@ -99,12 +99,12 @@ def seeded(seed: int) -> Iterator[None]:
         )
         stack.enter_context(patch.object(os, "getpid", lambda: PROCESS_ID))
         random.seed(f"{seed}/random")
-        leases._tokens.seed(f"{seed}/tokens")
+        deliveries._tokens.seed(f"{seed}/tokens")
         gc.disable()
         try:
             yield
         finally:
             random.setstate(state)
-            leases._tokens.seed()
+            deliveries._tokens.seed()
             if collected:
                 gc.enable()
