@@ -152,8 +152,8 @@ async def test_the_oldest_finished_ids_go_first_with_one_warning(
 async def test_parked_events_give_way_and_unfinished_ones_do_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(memory_store, "HELD_BYTES", 20_000)
-    monkeypatch.setattr(rows, "HELD_BYTES", 20_000)
+    monkeypatch.setattr(memory_store, "MOST_BYTES", 20_000)
+    monkeypatch.setattr(rows, "MOST_BYTES", 20_000)
     inbox = make()
 
     def big(name: str) -> NewDelivery:

@@ -56,6 +56,7 @@ from ..admission import (
     ExistingState,
     Known,
     LeaseTerms,
+    Readmission,
     existing_state,
     readmit,
 )
@@ -63,7 +64,7 @@ from ..coalescing import SUPERSEDED
 from ..effects import Effects, T
 from . import policies
 from .policies import Allowance
-from .rows import HELD_BYTES, REMEMBERED_IDS, ROW_BYTES, Deliveries, MemoryRow
+from .rows import MOST_BYTES, REMEMBERED_IDS, ROW_BYTES, Deliveries, MemoryRow
 
 if TYPE_CHECKING:
     from ..sql.notifications import SqlNotifications
@@ -217,7 +218,7 @@ class MemoryInbox:
     def _admit(
         self,
         delivery: NewDelivery,
-        rulings: Mapping[ExistingState, AdmissionRule],
+        rules: Mapping[ExistingState, AdmissionRule],
         state: DeliveryState,
         leased: bool,
     ) -> Admitted:
@@ -231,31 +232,49 @@ class MemoryInbox:
                 return _DONE
             lease = self._insert(delivery, key, state, leased)
             return _NEW if lease is None else Admitted(Admission.NEW, lease=lease)
+        return self._admit_known(row, delivery, rules, state, leased)
+
+    def _admit_known(
+        self,
+        row: MemoryRow,
+        delivery: NewDelivery,
+        rules: Mapping[ExistingState, AdmissionRule],
+        state: DeliveryState,
+        leased: bool,
+    ) -> Admitted:
+        known = self._known(row, delivery.received_at)
+        # Rows older than the dedup retention are already forgotten, so nothing is ever replaced.
+        existing = existing_state(known, now=delivery.received_at, dedup_seconds=math.inf)
+        rule = rules[existing]
+        same_body = row.has_body(delivery.raw)
+        if not same_body:
+            self._add_evidence(row, delivery)
+        if rule.change is Change.NOTHING:
+            return Admitted(rule.admission, known.attempts, same_body)
+        again = readmit(
+            rule.change, state, attempts=known.attempts, earlier_attempts=row.earlier_attempts
+        )
+        leased = leased and rule.change is not Change.QUEUE
+        self._readmit(row, delivery, again, leased)
+        lease = row.lease if leased else None
+        return Admitted(
+            rule.admission, again.attempts, same_body, again.earlier_attempts, lease=lease
+        )
+
+    def _known(self, row: MemoryRow, now: float) -> Known:
         attempts = row.attempts
         if row.state is DeliveryState.RUNNING and not row.queued:
             # An inline run of this owner that is claimed again was never begun, or its end could
             # not be recorded: it does not count.
             attempts -= row.owner == self._terms.owner
-        known = Known(
-            row.state,
-            row.queued,
-            attempts,
-            row.finished_at,
-            self._held_until(row, now),
-            row.process_ends,
-        )
-        # Rows older than the dedup retention are already forgotten, so nothing is ever replaced.
-        standing = existing_state(known, now=now, dedup_seconds=math.inf)
-        ruling = rulings[standing]
-        same_body = row.has_body(delivery.raw)
-        if not same_body:
-            self._keep_other(row, delivery)
-        if ruling.change is Change.NOTHING:
-            return Admitted(ruling.admission, attempts, same_body)
-        again = readmit(
-            ruling.change, state, attempts=attempts, earlier_attempts=row.earlier_attempts
-        )
-        leased = leased and ruling.change is not Change.QUEUE
+        until = self._foreign_lease_until(row, now)
+        return Known(row.state, row.queued, attempts, row.finished_at, until, row.process_ends)
+
+    def _readmit(
+        self, row: MemoryRow, delivery: NewDelivery, again: Readmission, leased: bool
+    ) -> None:
+        """Put a known delivery back to an unfinished state."""
+        now = delivery.received_at
         running = again.state is DeliveryState.RUNNING
         self._write(
             row,
@@ -272,12 +291,8 @@ class MemoryInbox:
             finished_at=None,
             last_error=None if again.restarts else row.last_error,
         )
-        lease = row.lease if leased else None
-        return Admitted(
-            ruling.admission, again.attempts, same_body, again.earlier_attempts, lease=lease
-        )
 
-    def _held_until(self, row: MemoryRow, now: float) -> float | None:
+    def _foreign_lease_until(self, row: MemoryRow, now: float) -> float | None:
         if row.owner in (None, self._terms.owner):
             return None
         return self._terms.live(row.until, now=now)
@@ -286,14 +301,14 @@ class MemoryInbox:
         await self._begin()
         row = self._rows.by_key.get(delivery.key)
         if row is not None and not row.has_body(delivery.raw):
-            self._keep_other(row, delivery)
+            self._add_evidence(row, delivery)
 
-    def _keep_other(self, row: MemoryRow, delivery: NewDelivery) -> None:
+    def _add_evidence(self, row: MemoryRow, delivery: NewDelivery) -> None:
         other = EvidenceRecord(
             delivery.received_at, delivery.address, delivery.raw, delivery.tenant_id
         )
         before = self._rows.changes
-        self._rows.keep_other(row, other)
+        self._rows.add_evidence(row, other)
         self._own_changes += self._rows.changes - before
 
     def _insert(
@@ -301,11 +316,11 @@ class MemoryInbox:
     ) -> Lease | None:
         running = state is DeliveryState.RUNNING
         now = delivery.received_at
-        held = len(delivery.raw) + ROW_BYTES
-        if self._rows.held_bytes + held > HELD_BYTES and not self._rows.reserve(held):
+        size = len(delivery.raw) + ROW_BYTES
+        if self._rows.used_bytes + size > MOST_BYTES and not self._rows.reserve(size):
             raise StoreUnavailableError(
                 f"the store in memory is full: {len(self._rows.unfinished)} unfinished events take "
-                f"{HELD_BYTES // 2**20} MiB; wait until they are handled, or use Storage:Backend "
+                f"{MOST_BYTES // 2**20} MiB; wait until they are handled, or use Storage:Backend "
                 "Sqlite"
             )
         self._rows.last_sequence += 1
@@ -325,7 +340,7 @@ class MemoryInbox:
             now if running else None,  # started_at
             delivery.raw,
             delivery.owner if delivery.signer else delivery.tenant_id,
-            held,
+            size,
         )
         lease = None
         if leased:  # as `_lease`, without its call
@@ -340,7 +355,7 @@ class MemoryInbox:
             _log.warning(
                 "store.memory_full",
                 remembered_ids=REMEMBERED_IDS,
-                held_bytes=HELD_BYTES,
+                held_bytes=MOST_BYTES,
                 hint="the oldest finished ids, or dead and parked events, are forgotten for want "
                 "of space; Storage:Backend Sqlite keeps them",
             )
@@ -427,76 +442,55 @@ class MemoryInbox:
             return False
         if outcome != _WELL:
             outcome = storable(outcome)
-        match outcome:
-            case Done(answer, reason):
-                if answer is not None:
-                    self._keep_attempt(row, "", answer, None, now)
-                self._rows.finish(row, now)
-                if reason is not None:
-                    row.last_error = reason
-                self._own_changes += 1
-            case Retry(at, error):
-                self._keep_failure(row, outcome, now)
-                self._write(
-                    row,
-                    DeliveryState.RETRYING,
-                    queued=at is not None,
-                    last_error=error,
-                    next_attempt_at=at,
-                    failed_at=now,
-                )
-            case Dead(error):
-                if not outcome.recorded:
-                    self._keep_failure(row, outcome, now)
-                self._write(
-                    row,
-                    DeliveryState.DEAD,
-                    queued=False,
-                    finished_at=now,
-                    last_error=error,
-                    next_attempt_at=None,
-                )
-            case Released():
-                running = row.state is DeliveryState.RUNNING
-                self._write(
-                    row,
-                    DeliveryState.RECEIVED,
-                    attempts=row.attempts - running,
-                    started_at=None,
-                    next_attempt_at=None,
-                )
-            case Postponed(at, reason):
-                running = row.state is DeliveryState.RUNNING
-                self._write(
-                    row,
-                    DeliveryState.RETRYING,
-                    queued=True,
-                    attempts=row.attempts - running,
-                    started_at=None,
-                    next_attempt_at=at,
-                    failed_at=now,
-                    last_error=reason,
-                )
-            case Parked(reason):
-                self._write(
-                    row,
-                    DeliveryState.PARKED,
-                    queued=False,
-                    last_error=reason or row.last_error,
-                    next_attempt_at=None,
-                )
+        if not isinstance(outcome, Done):
+            self._finish_unhandled(row, outcome, now)
+            return True
+        if outcome.answer is not None:
+            self._add_attempt(row, "", outcome.answer, None, now)
+        self._rows.finish(row, now)
+        if outcome.reason is not None:
+            row.last_error = outcome.reason
+        self._own_changes += 1
         return True
 
-    def _keep_failure(self, row: MemoryRow, outcome: Retry | Dead, now: float) -> None:
-        place = outcome.answer or outcome.place
-        self._keep_attempt(row, outcome.error, place, outcome.traceback, now)
+    def _finish_unhandled(self, row: MemoryRow, outcome: Outcome, now: float) -> None:
+        """Record an outcome other than success."""
+        begun = row.state is DeliveryState.RUNNING
+        given_back = {"attempts": row.attempts - begun, "started_at": None}
+        values: dict[str, Any] = {"next_attempt_at": None}
+        match outcome:
+            case Retry(at, error):
+                state = DeliveryState.RETRYING
+                values = {"queued": at is not None, "next_attempt_at": at, "failed_at": now}
+                values |= {"last_error": error}
+                self._add_failure(row, outcome, now)
+            case Dead(error):
+                state = DeliveryState.DEAD
+                values |= {"queued": False, "finished_at": now, "last_error": error}
+                if not outcome.recorded:
+                    self._add_failure(row, outcome, now)
+            case Released():
+                state = DeliveryState.RECEIVED
+                values |= given_back
+            case Postponed(at, reason):
+                state = DeliveryState.RETRYING
+                values = {"queued": True, "next_attempt_at": at, "failed_at": now, **given_back}
+                values |= {"last_error": reason}
+            case Parked(reason):
+                state = DeliveryState.PARKED
+                values |= {"queued": False, "last_error": reason or row.last_error}
+        self._write(row, state, **values)
 
-    def _keep_attempt(
+    def _add_failure(self, row: MemoryRow, outcome: Retry | Dead, now: float) -> None:
+        place = outcome.answer or outcome.place
+        self._add_attempt(row, outcome.error, place, outcome.traceback, now)
+
+    def _add_attempt(
         self, row: MemoryRow, error: str, place: str | None, traceback: str | None, now: float
     ) -> None:
         begun = now if row.started_at is None else row.started_at
-        kept = AttemptRecord(max(row.attempts, 1), begun, now, error, place, traceback)
-        row.failures = (*row.failures, kept)
+        added = AttemptRecord(max(row.attempts, 1), begun, now, error, place, traceback)
+        row.failures = (*row.failures, added)
 
     async def conclude(self, lease: Lease, effects: Effects[T], *, attempt: int, now: float) -> T:
         """See :meth:`Inbox.conclude`; memory has no transactions that effects could share."""
@@ -567,7 +561,7 @@ class MemoryInbox:
             if row.owner is None and at is not None and at > now:
                 next_due_at = at if next_due_at is None else min(at, next_due_at)
             elif self._is_free(row, now, take_expired):
-                if rows.may_run(row) and (len(due) >= limit or allowance.allows(row)):
+                if rows.may_run(row) and (len(due) >= limit or allowance.try_take(row)):
                     due.append(row)
                 elif row.owner is not None:
                     blocking.append(row)
@@ -602,7 +596,9 @@ class MemoryInbox:
         if row.owner is None:
             return True
         return (
-            take_expired and row.owner != self._terms.owner and self._held_until(row, now) is None
+            take_expired
+            and row.owner != self._terms.owner
+            and self._foreign_lease_until(row, now) is None
         )
 
     async def claim_suspects(
@@ -616,7 +612,7 @@ class MemoryInbox:
             for _, row in sorted(rows.unfinished.items())
             if row.process_ends and row.queued and row.owner in (None, self._terms.owner)
             if row.state is DeliveryState.RECEIVED and rows.may_run(row)
-            if allowance.allows(row)
+            if allowance.try_take(row)
         ]
         for row in found[:limit]:
             self._write(row, row.state, lease_from=now)
@@ -776,12 +772,12 @@ class MemoryInbox:
         from ..sql import reads
 
         await self._begin()
-        beside = await self._tables.run(lambda tx: reads.holdings(tx, tenant_id))
+        in_tables = await self._tables.run(lambda tx: reads.holdings(tx, tenant_id))
         rows = [row for row in self._rows.by_sequence.values() if row.tenant_id == tenant_id]
         others = (row for row in self._rows.by_sequence.values() if row.tenant_id != tenant_id)
         elsewhere = sum(kept.tenant_id == tenant_id for row in others for kept in row.evidence)
         return {
-            **beside,
+            **in_tables,
             "deliveries": len(rows),
             "bodies": sum(row.raw is not None for row in rows),
             "attempts": sum(len(row.failures) for row in rows),

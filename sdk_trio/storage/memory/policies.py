@@ -61,8 +61,8 @@ class Allowance:
             if row.held_group is not None and row.owner is not None and row.until > now:
                 self._running[row.held_group] = self._running.get(row.held_group, 0) + 1
 
-    def allows(self, row: MemoryRow) -> bool:
-        """Return whether a due row may be claimed now; it uses a slot and a token then."""
+    def try_take(self, row: MemoryRow) -> bool:
+        """Take a slot and a token for a due row; return whether it may be claimed now."""
         row.held_group = None
         group = self._limits.group_of(row.type, row.raw or b"", row.signer)
         if group is None:
@@ -73,7 +73,7 @@ class Allowance:
             return False
         if limit.coalesce and self._is_superseded(row, group):
             return False
-        if not self._has_place(group, limit):
+        if not self._try_take_slot(group, limit):
             self.waiting = True
             return False
         self._free_workers -= 1
@@ -81,7 +81,7 @@ class Allowance:
         row.held_group = group
         return True
 
-    def _has_place(self, group: str, limit: GroupLimit) -> bool:
+    def _try_take_slot(self, group: str, limit: GroupLimit) -> bool:
         if self._free_workers <= 0:
             return False
         running = self._running.get(group, 0)

@@ -35,7 +35,7 @@ RECENT_ROWS = 1000
 REMEMBERED_IDS = 500_000
 
 #: Memory for unfinished deliveries, bodies included, in bytes.
-HELD_BYTES = 256 * 1024 * 1024
+MOST_BYTES = 256 * 1024 * 1024
 
 #: Memory for other bodies that came under known keys, in bytes; further ones are only counted.
 EVIDENCE_BYTES = 16 * 1024 * 1024
@@ -69,8 +69,8 @@ class MemoryRow(msgspec.Struct, eq=False):
     started_at: float | None
     raw: bytes | None
     tenant_id: str | None
-    # Its share of HELD_BYTES until it is done.
-    held_bytes: int
+    # Its share of MOST_BYTES until it is done.
+    used_bytes: int
     next_attempt_at: float | None = None
     finished_at: float | None = None
     last_error: str | None = None
@@ -136,7 +136,7 @@ class Deliveries:
     unfinished: dict[int, MemoryRow] = attrs.Factory(dict)
     # Rows that wait for a person or for a redelivery, the longest first.
     set_aside: dict[int, MemoryRow] = attrs.Factory(dict)
-    held_bytes: int = 0
+    used_bytes: int = 0
     #: Whether ids or waiting deliveries were forgotten because of the bounds.
     overflowed: bool = False
     checkpoints: dict[str, str] = attrs.Factory(dict)
@@ -153,7 +153,7 @@ class Deliveries:
     # the time of the end.
     _done: deque[MemoryRow] = attrs.Factory(deque)
     remembered: dict[str | bytes, float] = attrs.Factory(dict)
-    _in_order: deque[str | bytes] = attrs.Factory(deque)
+    _remembered_order: deque[str | bytes] = attrs.Factory(deque)
     # The tenants of those remembered keys that have one.
     _tenants: dict[str | bytes, str] = attrs.Factory(dict)
 
@@ -161,7 +161,7 @@ class Deliveries:
         """Add a new row."""
         self.by_key[row.key] = row
         self.by_sequence[row.sequence] = row
-        self.held_bytes += row.held_bytes
+        self.used_bytes += row.used_bytes
         self._add_to_indexes(row)
         self.changes += 1
 
@@ -169,10 +169,10 @@ class Deliveries:
         """Return whether so many bytes are free; drop rows that are set aside, to free them."""
         # The oldest is dropped first. A delivery in progress is never dropped: its sender has been
         # answered.
-        while self.held_bytes + wanted > HELD_BYTES and self.set_aside:
+        while self.used_bytes + wanted > MOST_BYTES and self.set_aside:
             self.forget(next(iter(self.set_aside.values())))
             self.overflowed = True
-        return self.held_bytes + wanted <= HELD_BYTES
+        return self.used_bytes + wanted <= MOST_BYTES
 
     def change(self, row: MemoryRow, state: DeliveryState, **values: Any) -> None:
         """Set the new state of ``row``, which is not done, and other fields by name."""
@@ -187,8 +187,8 @@ class Deliveries:
         """Mark an unfinished ``row`` as done, and drop its body."""
         self.changes += 1
         self._remove_from_indexes(row)
-        self.held_bytes -= row.held_bytes
-        row.held_bytes = 0
+        self.used_bytes -= row.used_bytes
+        row.used_bytes = 0
         row.state = DeliveryState.DONE
         row.finished_at = now
         if row.attempts < 2:
@@ -207,15 +207,15 @@ class Deliveries:
         self._drop(row)
         key = _short(row.key)
         self.remembered[key] = row.finished_at or 0.0
-        self._in_order.append(key)
+        self._remembered_order.append(key)
         if row.tenant_id is not None:
             self._tenants[key] = row.tenant_id
-        if len(self._in_order) > REMEMBERED_IDS:
+        if len(self._remembered_order) > REMEMBERED_IDS:
             self._forget_oldest_id()
             self.overflowed = True
 
     def _forget_oldest_id(self) -> None:
-        key = self._in_order.popleft()
+        key = self._remembered_order.popleft()
         del self.remembered[key]
         self._tenants.pop(key, None)
         self.states[DeliveryState.DONE] -= 1
@@ -224,8 +224,8 @@ class Deliveries:
         """Return the end time of a delivery whose key alone is remembered, or None."""
         return self.remembered.get(_short(key))
 
-    def keep_other(self, row: MemoryRow, other: EvidenceRecord) -> None:
-        """Keep another body of a row, within the bounds, unless it is kept already."""
+    def add_evidence(self, row: MemoryRow, other: EvidenceRecord) -> None:
+        """Store another body of a row, within the bounds, unless it is stored already."""
         size = len(other.raw) + ROW_BYTES
         if len(row.evidence) >= MOST_EVIDENCE or self.evidence_bytes + size > EVIDENCE_BYTES:
             return
@@ -243,7 +243,7 @@ class Deliveries:
     def forget(self, row: MemoryRow) -> None:
         """Remove ``row``, which is not done."""
         self._drop(row)
-        self.held_bytes -= row.held_bytes
+        self.used_bytes -= row.used_bytes
         self._remove_from_indexes(row)
         self.changes += 1
 
@@ -268,7 +268,7 @@ class Deliveries:
     def _forget_remembered(self, tenant_id: str) -> int:
         keys = {key for key, tenant in self._tenants.items() if tenant == tenant_id}
         if keys:
-            self._in_order = deque(key for key in self._in_order if key not in keys)
+            self._remembered_order = deque(key for key in self._remembered_order if key not in keys)
             for key in sorted(keys):
                 del self.remembered[key], self._tenants[key]
             self.states[DeliveryState.DONE] -= len(keys)
@@ -277,7 +277,7 @@ class Deliveries:
     def forget_done(self, before: float) -> int:
         """Forget the deliveries that were done before that time; return their number."""
         forgotten = 0
-        while self._in_order and self.remembered[self._in_order[0]] < before:
+        while self._remembered_order and self.remembered[self._remembered_order[0]] < before:
             self._forget_oldest_id()
             forgotten += 1
         while self._done and (self._done[0].finished_at or 0.0) < before:
