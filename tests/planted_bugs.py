@@ -59,7 +59,7 @@ from sdk_trio.webhooks import (
     queued,
     recording,
 )
-from sdk_trio.webhooks.leases import HeldLeases
+from sdk_trio.webhooks.recording import HeldLeases
 
 #: Worlds in which a kind of bug shows itself soon.
 CALM = World(faults=(), events=12)

@@ -191,6 +191,6 @@ class DirectRequest(Protocol):
 class DirectApp(Protocol):
     """An application that our own server can call without a scope and messages."""
 
-    def respond(self, request: DirectRequest) -> Awaitable[Whole | None]:
+    def respond(self, request: DirectRequest, /) -> Awaitable[Whole | None]:
         """Return the answer to one request; None if the client disconnected."""
         ...

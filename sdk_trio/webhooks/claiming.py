@@ -9,7 +9,7 @@ from ..errors import DeliveryDecodingError, StoreUnavailableError
 from ..records.deliveries import Dead, DeliveryRecord, Due
 from ..storage.ports import Inbox
 from .arrival import VerifiedDelivery, arrival_of
-from .leases import HeldLease
+from .recording import HeldLease
 from .run import DeliveryRunner
 
 _log = get_logger("webhooks")

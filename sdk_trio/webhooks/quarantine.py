@@ -16,8 +16,7 @@ from ..records.deliveries import DeliveryRecord
 from ..storage.ports import Inbox
 from .arrival import VerifiedDelivery
 from .claiming import Claimer
-from .leases import HeldLease
-from .recording import CLEANUP_SECONDS
+from .recording import CLEANUP_SECONDS, HeldLease
 from .run import DeliveryRunner
 
 _log = get_logger("webhooks")

@@ -32,9 +32,8 @@ from .claiming import Claimer
 from .clock_watch import ClockWatch
 from .counters import Counters
 from .invocation import Run
-from .leases import HeldLease
 from .quarantine import Quarantine
-from .recording import CLEANUP_SECONDS, STORE_RETRY_SECONDS
+from .recording import CLEANUP_SECONDS, STORE_RETRY_SECONDS, HeldLease
 from .rejections import LINES, SECONDS
 from .run import DeliveryRunner
 from .run_watch import RunWatch

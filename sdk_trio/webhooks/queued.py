@@ -26,11 +26,10 @@ from ..storage.subjects import find_newer_handled, find_superseding
 from .arrival import VerifiedDelivery
 from .bound import BoundHandler, BoundHandlers
 from .invocation import Invocations
-from .leases import HeldLease
 from .outcomes import DeliveryRetries, after_process_ends, after_queued_failure, must_run_alone
 from .parking import Parking
 from .pauses import Pauses
-from .recording import CLEANUP_SECONDS, DONE, OutcomeRecorder, retry_until_stored
+from .recording import CLEANUP_SECONDS, DONE, HeldLease, OutcomeRecorder, retry_until_stored
 
 if TYPE_CHECKING:
     from ..records.tenants import Tenant

@@ -191,6 +191,9 @@ class WebhookReceiver:
         self._endpoint: Endpoint = Endpoint(
             settings, self.counters, self._rejections, clock=self._clock
         )
+        #: Returns the answer to one request; None if its sender has left. Cancellation while the
+        #: handler runs releases the delivery.
+        self.respond: Callable[[DirectRequest], Awaitable[Answer | None]] = self._endpoint.respond
         self._running: _Running | None = None
         self._last: _Running | None = None
         self._drained: trio.Event = trio.Event()
@@ -209,13 +212,6 @@ class WebhookReceiver:
             await self._live(receive, send)
         else:
             raise NotRunningError(f"a webhook receiver serves no {scope['type']} connections")
-
-    def respond(self, request: DirectRequest) -> Awaitable[Answer | None]:
-        """Return the answer to one request; None if its sender has left.
-
-        Cancellation while the handler runs releases the delivery.
-        """
-        return self._endpoint.respond(request)
 
     def prepare_reload(self, settings: Settings) -> Callable[[], None]:
         """Check new settings and return a function that puts them into force.
@@ -739,6 +735,7 @@ class WebhookReceiver:
             links=links,
         )
         self._endpoint.draining = draining
+        self.respond = self._endpoint.respond
         return partial(TracedRunner, tracer=tracer, links=links)
 
     def _report_missing_handlers(self) -> None:

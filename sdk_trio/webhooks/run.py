@@ -18,11 +18,10 @@ from .counters import Counters
 from .effects import Conclusions
 from .inline import InlineRuns
 from .invocation import Invocations
-from .leases import HeldLeases
 from .parking import Parking
 from .pauses import Pauses
 from .queued import QueuedRuns
-from .recording import OutcomeRecorder
+from .recording import HeldLeases, OutcomeRecorder
 
 if TYPE_CHECKING:
     from ..tenants.tenancy import TenantRuntime

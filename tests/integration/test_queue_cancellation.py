@@ -8,7 +8,7 @@ from support.waiting import until
 from sdk_trio.events import OrderPaidEvent
 from sdk_trio.records.deliveries import DeliveryState
 from sdk_trio.storage.sqlite_inbox import SqliteInbox
-from sdk_trio.webhooks.leases import HeldLease
+from sdk_trio.webhooks.recording import HeldLease
 from sdk_trio.webhooks.registry import HandlerRegistry
 
 

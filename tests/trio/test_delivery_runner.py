@@ -11,7 +11,7 @@ from support.serving import registry
 from sdk_trio.errors import HandlerAbortedError, RetryLater, StoreUnavailableError
 from sdk_trio.events import OrderPaidEvent
 from sdk_trio.records.deliveries import Dead, DeliveryState
-from sdk_trio.webhooks.leases import HeldLease
+from sdk_trio.webhooks.recording import HeldLease
 from sdk_trio.webhooks.registry import WebhookHandlerBase
 
 
