@@ -13,7 +13,7 @@ To read this package, follow one delivery:
 6. ``unawaited.py``, ``known_keys.py``, ``claims_file.py``: how SQLite saves a commit for most
    deliveries; ``effects.py``; ``sqlite_inbox.py`` and ``postgres_inbox.py`` add what differs.
 7. ``engines/``: connections, failures of disks and servers. ``memory/``: a store without SQL.
-   ``sql/days.py``, ``history.py``: history by days on PostgreSQL.
+   ``engines/postgres_days.py``: history by days on PostgreSQL.
 
 Other data: ``sql/tenants.py``, ``sql/notifications.py``, ``sql/alerts.py``, ``term.py`` (leases of
 hosts), ``subjects.py`` (the newest state of a subject), ``data_directory.py`` (its lock).

@@ -36,6 +36,7 @@ from .effects import (
     refuse_commit,
     require_ours,
 )
+from .engines import postgres_days
 from .engines.postgres import (
     CONFLICT_LIMIT,
     POSTGRESQL,
@@ -48,10 +49,9 @@ from .engines.postgres import (
 from .engines.postgres_address import PostgresAddress
 from .engines.postgres_connection import StoreConnection
 from .engines.postgres_migration import migrate_postgres
-from .history import History
 from .inbox import SqlInbox
 from .readers import ReaderPool
-from .sql import days, deliveries, leases, reads
+from .sql import deliveries, leases, reads
 from .sql.dialect import Dialect
 from .sql.schema import LATER_POSTGRESQL, statements
 
@@ -87,7 +87,7 @@ class PostgresInbox(SqlInbox):
         readers = ReaderPool(connect, place=address.place, limit=READERS)
         super().__init__(terms, commits, readers)
         self._effects = EffectTransactions(address, engine)
-        self._history = History(address, dialect)
+        self._address, self._dialect = address, dialect
         self._seen: tuple[int, int] | None = None
 
     @classmethod
@@ -192,11 +192,13 @@ class PostgresInbox(SqlInbox):
         await self._commits.submit(lambda tx: tx.run(_FORGET_NODES))
         old_body = now - terms.payload_seconds
         forgotten = now - max(terms.payload_seconds, terms.dedup_seconds)
-        found = await run_in_thread(self._history.keep, now, forgotten)
+        found = await run_in_thread(
+            postgres_days.maintain, self._address, self._dialect, now, forgotten
+        )
         bodies = await self._delete_bodies(old_body) if forgotten < old_body else None
         finished = found.dropped
         for day in found.by_rows:
-            old = partial(days.find_old, days=[day], since=0.0)
+            old = partial(postgres_days.find_old, days=[day], since=0.0)
             finished += await self._delete(old, deliveries.delete_done, forgotten)
         parked = await self._delete(reads.find_old_parked, deliveries.delete_parked, old_body)
         return Purged(finished if bodies is None else bodies, finished, parked)
@@ -204,8 +206,10 @@ class PostgresInbox(SqlInbox):
     async def _delete_bodies(self, before: float) -> int:
         """Delete the bodies of deliveries that were done since the last pass; return how many."""
         looked = float(await self.read_checkpoint(_BODIES_DELETED) or 0.0)
-        every = await self._read(days.read)
-        old = partial(days.find_old, days=every, since=looked - days.SLACK_SECONDS)
+        every = await self._read(postgres_days.read)
+        old = partial(
+            postgres_days.find_old, days=every, since=looked - postgres_days.SLACK_SECONDS
+        )
         deleted = await self._delete(old, deliveries.delete_bodies, before)
         await self.write_checkpoint(_BODIES_DELETED, str(max(before, looked)))
         return deleted

@@ -33,13 +33,13 @@ from .copying import (
     require_equal,
     select,
 )
+from .engines import postgres_days
 from .engines.postgres import POSTGRESQL, PostgresTransaction
 from .engines.postgres_address import PostgresAddress
 from .engines.postgres_connection import StoreConnection
 from .engines.postgres_migration import find_version, read_version
 from .engines.sqlite_connection import connect_writer, describe_failure
 from .postgres_inbox import migrate
-from .sql import days
 from .sql.dialect import Row, SqlTransaction
 from .sql.reads import other_tables
 from .sql.schema import APPLICATION_ID, FILLING, MOVED, TABLES, VERSION, Table, make_day
@@ -136,7 +136,7 @@ class PostgresSide:
 
     def prepare(self, numbers: Iterable[int]) -> None:
         """See :meth:`storage.copying.Side.prepare`."""
-        known = {day.number for day in days.read(self.tx)}
+        known = {day.number for day in postgres_days.read(self.tx)}
         for number in sorted(set(numbers) - known):
             for statement in make_day(number):
                 self.tx.run(statement)

@@ -17,7 +17,7 @@ from support.waiting import until
 
 from sdk_trio.errors import StoreUnavailableError
 from sdk_trio.records.deliveries import Admission, Dead, DeliveryState, Done, NewDelivery
-from sdk_trio.storage.history import History
+from sdk_trio.storage.engines import postgres_days
 from sdk_trio.storage.sql.deliveries import Arriving, accept_all
 from sdk_trio.storage.sql.schema import DAY_BITS
 
@@ -72,9 +72,9 @@ class Store:
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     monkeypatch.setattr("sdk_trio.storage.commit.ANSWER_SECONDS", 60.0)
-    monkeypatch.setattr("sdk_trio.storage.history.PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("sdk_trio.storage.engines.postgres_days.PAUSE_SECONDS", 0.0)
     # A loaded machine may need longer for what is in progress.
-    monkeypatch.setattr("sdk_trio.storage.sql.days.DROP_MILLISECONDS", 30_000)
+    monkeypatch.setattr("sdk_trio.storage.engines.postgres_days.DROP_MILLISECONDS", 30_000)
     return Store(tmp_path)
 
 
@@ -164,7 +164,7 @@ async def test_retained_rows_of_old_days_are_in_one_partition(store: Store) -> N
 async def test_a_day_that_leaves_too_much_loses_its_rows_one_by_one(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sdk_trio.storage.sql.days.MOST_LEFT", 1)
+    monkeypatch.setattr("sdk_trio.storage.engines.postgres_days.MOST_LEFT", 1)
     async with store.open() as inbox:
         for number in range(2):
             await run(inbox, f"dead-{number}", 100, Dead("no"))
@@ -211,14 +211,13 @@ async def test_a_process_that_ends_while_it_opens_a_day(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its partitions are committed, and the numbers do not begin with it yet."""
-    from sdk_trio.storage.sql import days
 
-    def make(history: History, connection: Any, now: float) -> None:
-        history._do(connection, days.make_next, now)
+    def make(transactions: Any, now: float) -> None:
+        transactions.run(postgres_days.make_next, now)
 
     async with store.open() as inbox:
         with monkeypatch.context() as patched:
-            patched.setattr(History, "_open", make)
+            patched.setattr(postgres_days, "_open", make)
             await inbox.purge(now=DAY)
         assert store.days == [(0, 1), (1, 2)]
         await run(inbox, "before", 3 * DAY)
@@ -268,7 +267,7 @@ async def test_a_delivery_whose_day_could_not_be_dropped_runs_once_more_and_not_
     async with store.open() as inbox:
         await run(inbox, "m0", 100)
         await inbox.purge(now=DAY)
-        monkeypatch.setattr("sdk_trio.storage.sql.days.DROP_MILLISECONDS", 10)
+        monkeypatch.setattr("sdk_trio.storage.engines.postgres_days.DROP_MILLISECONDS", 10)
         with psycopg.connect(store.dsn) as reader:
             reader.execute("SELECT count(*) FROM sdk_trio.arrival").fetchall()
             await inbox.purge(now=4 * DAY)
@@ -281,7 +280,7 @@ async def test_a_delivery_whose_day_could_not_be_dropped_runs_once_more_and_not_
         assert store.broken_rules() == []
         file = tmp_path / "copy.db"
         transfer.copy_database(PostgresAddress(dsn=store.dsn), file, lambda *_: None)
-        monkeypatch.setattr("sdk_trio.storage.sql.days.DROP_MILLISECONDS", 30_000)
+        monkeypatch.setattr("sdk_trio.storage.engines.postgres_days.DROP_MILLISECONDS", 30_000)
         await inbox.purge(now=4 * DAY + 2)
         assert await days_of(inbox, "m0") == [2]
         assert len(await inbox.find()) == 1
@@ -464,7 +463,7 @@ _LACKING = re.compile(
 def test_no_statement_of_the_daily_work_is_peculiar_to_one_server() -> None:
     storage = ROOT / "sdk_trio" / "storage"
     files = [
-        *(file for file in (storage / "sql").glob("*.py") if file.name not in {"days.py"}),
+        *(storage / "sql").glob("*.py"),
         storage / "engines" / "postgres.py",
         storage / "postgres_inbox.py",
         storage / "inbox.py",

@@ -1,12 +1,12 @@
 """Arrivals: how a delivery is added, found by its key, and removed.
 
 On PostgreSQL the table ``arrival_key`` does all of it: ``arrival`` is partitioned
-(:mod:`storage.sql.days`), and a unique index of keys would hold within a partition only. On SQLite
-each page that a transaction changes is written whole, so an index of random keys would cost every
-delivery a page. There the newest arrivals are searched row by row. After every :data:`INDEX_EVERY`
-arrivals, these are added to ``lookup`` at once, ordered by segment and term. Only the newest
-arrivals share a segment, so few pages change. In return, the search for an older key takes one step
-in each segment.
+(:mod:`storage.engines.postgres_days`), and a unique index of keys would hold within a partition
+only. On SQLite each page that a transaction changes is written whole, so an index of random keys
+would cost every delivery a page. There the newest arrivals are searched row by row. After every
+:data:`INDEX_EVERY` arrivals, these are added to ``lookup`` at once, ordered by segment and term.
+Only the newest arrivals share a segment, so few pages change. In return, the search for an older
+key takes one step in each segment.
 
 A term is a letter and a text: ``k`` the key, ``s`` the beginning of the subject, ``t`` the type,
 ``n`` the tenant. All functions run in a transaction, which on SQLite is the only one that writes.

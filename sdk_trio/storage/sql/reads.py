@@ -471,8 +471,8 @@ def changes_of_others(
 
 # -- retention and tenants -----------------------------------------------------------------------
 
-# On SQLite only (PostgreSQL: storage.sql.days). Rows are in order of arrival, and no delivery is
-# done before it has arrived.
+# On SQLite only (PostgreSQL: storage.engines.postgres_days). Rows are in order of arrival, and no
+# delivery is done before it has arrived.
 _OLD_DONE = """
 SELECT ended.sequence FROM arrival JOIN ended ON ended.sequence = arrival.sequence
 WHERE arrival.sequence > :after AND arrival.sequence < :last AND finished_at < :before {which}

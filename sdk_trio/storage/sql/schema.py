@@ -9,7 +9,8 @@ A delivery has a row in ``arrival``, and one in either ``work`` or ``ended``:
 ``ended``    the outcome of a done delivery
 ===========  ======================================================================================
 
-On PostgreSQL, ``arrival`` and ``ended`` are partitioned by day (:mod:`storage.sql.days`).
+On PostgreSQL, ``arrival`` and ``ended`` are partitioned by day
+(:mod:`storage.engines.postgres_days`).
 
 Columns have PostgreSQL's types; :func:`statements` gives those of SQLite.
 """

@@ -10,15 +10,27 @@ batches, and its partitions are replaced by the few rows that have to stay. The 
 all closed days share one partition. A delivery without a key can no longer be changed, so the
 next pass continues an interrupted close.
 
-Functions of a transaction.
+:func:`maintain` does both, on a connection of its own, so that no delivery waits for it. The other
+functions run in a transaction.
 """
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
-from . import arrivals
-from .dialect import Row, SqlTransaction
-from .schema import DAY_BITS, PARTITIONED, attach_day, make_day
+import psycopg
+
+from ...base import clock
+from ...base.executor import check_cancelled
+from ...base.logs import get_logger
+from ..sql import arrivals
+from ..sql.dialect import Dialect, Row, SqlTransaction
+from ..sql.schema import DAY_BITS, PARTITIONED, attach_day, make_day
+from .postgres import PostgresTransaction
+from .postgres_address import PostgresAddress
+from .postgres_connection import StoreConnection
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 DAY_SECONDS = 86_400.0
 
@@ -31,6 +43,25 @@ SLACK_SECONDS = 3600.0
 
 #: Time that a drop waits for the transactions in progress, in milliseconds. Others wait behind it.
 DROP_MILLISECONDS = 200
+
+#: Deliveries whose keys one transaction removes.
+FORGET_CHUNK = 2_000
+
+#: Tries of a drop while others use the tables, and the pause between two, in seconds. The next pass
+#: tries again.
+DROP_TRIES = 3
+PAUSE_SECONDS = 1.0
+
+# Another host is doing the same, or others use the tables.
+_BUSY = (
+    psycopg.errors.LockNotAvailable,
+    psycopg.errors.DeadlockDetected,
+    psycopg.errors.DuplicateTable,
+    psycopg.errors.UndefinedTable,
+    psycopg.errors.UniqueViolation,
+)
+
+_log = get_logger("storage")
 
 
 class Day(NamedTuple):
@@ -192,11 +223,11 @@ def forget_keys(
     return int(sequences[-1])
 
 
-_KEEP_DONE = """
+_COPY_DONE = """
 INSERT INTO {left} SELECT * FROM {table} WHERE finished_at >= :before
 """
 
-_KEEP_ARRIVALS = """
+_COPY_ARRIVALS = """
 INSERT INTO {left} SELECT {table}.* FROM (
     SELECT sequence FROM work WHERE sequence >= :first AND sequence < :end
     UNION SELECT sequence FROM {ended}
@@ -241,10 +272,10 @@ def drop(tx: SqlTransaction, day: Day, rest: Day | None, before: float) -> int:
             tx.run(f"ALTER TABLE {table} DETACH PARTITION {table}_{number}")
             tx.run(f"DROP TABLE {table}_{number}")
         if arrived:
-            tx.run(f"ALTER TABLE {_left(table, old)} RENAME TO {table}_{numbers[0]}")
+            tx.run(f"ALTER TABLE {_rest_table(table, old)} RENAME TO {table}_{numbers[0]}")
             tx.run(attach_day(table, numbers[0], day.until))
         else:
-            tx.run(f"DROP TABLE {_left(table, old)}")
+            tx.run(f"DROP TABLE {_rest_table(table, old)}")
     tx.run(_FORGET_DAYS, numbers=numbers)
     if arrived:
         opened_at = old[0].opened_at
@@ -253,27 +284,27 @@ def drop(tx: SqlTransaction, day: Day, rest: Day | None, before: float) -> int:
     return ended - kept
 
 
-def _left(table: str, old: Sequence[Day]) -> str:
-    return f"{table}_{old[0].number}_left"
+def _rest_table(table: str, old: Sequence[Day]) -> str:
+    return f"{table}_{old[0].number}_rest"
 
 
 def _copy_what_stays(tx: SqlTransaction, old: Sequence[Day], before: float) -> tuple[int, int, int]:
     """Return how many deliveries had ended, and how many rows of ``ended`` and ``arrival`` stay."""
     for table in PARTITIONED:
-        tx.run(f"CREATE TABLE {_left(table, old)} (LIKE {table} INCLUDING ALL)")
+        tx.run(f"CREATE TABLE {_rest_table(table, old)} (LIKE {table} INCLUDING ALL)")
     ended = kept = arrived = 0
-    left = _left("ended", old)
+    left = _rest_table("ended", old)
     for each in old:
         table = f"ended_{each.number}"
         (count,) = tx.one(f"SELECT count(*) FROM {table}") or (0,)
         ended += count
         # All rows of the rest have keys: its old rows are deleted one by one.
         since = float("-inf") if each.rest else before
-        kept += tx.run(_KEEP_DONE.format(left=left, table=table), before=since)
+        kept += tx.run(_COPY_DONE.format(left=left, table=table), before=since)
     for each in old:
         first, end = each.sequences
-        keep = _KEEP_ARRIVALS.format(
-            left=_left("arrival", old), table=f"arrival_{each.number}", ended=left
+        keep = _COPY_ARRIVALS.format(
+            left=_rest_table("arrival", old), table=f"arrival_{each.number}", ended=left
         )
         arrived += tx.run(keep, first=first, end=end)
     return ended, kept, arrived
@@ -301,3 +332,103 @@ def find_old(
     sequence, at = after or (-1, since)
     values: dict[str, Any] = {"first": days[0].sequences[0], "end": days[-1].sequences[1]}
     return tx.all(_OLD, **values, before=before, at=at, after=sequence, limit=limit)
+
+
+# -- maintenance ---------------------------------------------------------------------------------
+
+
+class Maintained(NamedTuple):
+    """The number of done deliveries dropped with their days, and the other days with old rows."""
+
+    dropped: int
+    by_rows: Sequence[Day]
+
+
+def maintain(
+    address: PostgresAddress, dialect: Dialect, now: float, forgotten: float
+) -> Maintained:
+    """Open the day that has begun, and close those that are over; blocks.
+
+    A user who does not own the tables cannot do either. Deliveries then continue in the current
+    day, and old ones are deleted one by one.
+
+    Args:
+        address: the store.
+        dialect: that of its transactions.
+        now: Unix seconds.
+        forgotten: deliveries that were done before this Unix time may go.
+
+    Raises:
+        StoreUnavailableError: no server answers, or it refuses.
+        trio.Cancelled: between two transactions.
+    """
+    known: Sequence[Day] = ()
+    with address.connected(patient=True) as connection:
+        transactions = _Transactions(address, dialect, connection)
+        try:
+            known = transactions.run(read)
+            _open(transactions, now)
+            known = transactions.run(read)
+            old = plan(known, forgotten)
+            by_rows, dropped = [*old.by_rows], 0
+            for day in old.close:
+                closed = _close(transactions, day, forgotten)
+                if closed is None:
+                    by_rows.append(day)
+                dropped += closed or 0
+            return Maintained(dropped, by_rows)
+        except psycopg.errors.InsufficientPrivilege as error:
+            _log.warning(
+                "store.history_not_partitioned",
+                place=address.place,
+                reason=str(error).strip(),
+                hint="old deliveries are deleted one by one; connect as the owner of the schema",
+            )
+            return Maintained(0, known)
+
+
+class _Transactions(NamedTuple):
+    """Runs functions of a transaction on one connection."""
+
+    address: PostgresAddress
+    dialect: Dialect
+    connection: StoreConnection
+
+    def run(
+        self,
+        work: Callable[Concatenate[PostgresTransaction, P], T],
+        *arguments: P.args,
+        **options: P.kwargs,
+    ) -> T:
+        check_cancelled()
+        with self.address.transaction(self.connection):
+            self.connection.execute("SET LOCAL statement_timeout TO 0")
+            return work(PostgresTransaction(self.connection, self.dialect), *arguments, **options)
+
+
+def _open(transactions: _Transactions, now: float) -> None:
+    try:
+        transactions.run(make_next, now)
+        transactions.run(open_next, now)
+    except _BUSY:
+        return
+
+
+def _close(transactions: _Transactions, day: Day, before: float) -> int | None:
+    """Drop a day; return how many done deliveries went. None: it leaves too many."""
+    left = transactions.run(count_left, day, before)
+    if left > MOST_LEFT:
+        return None
+    after = None
+    while True:
+        after = transactions.run(forget_keys, day, before, after=after, limit=FORGET_CHUNK)
+        if after is None:
+            break
+    for _ in range(DROP_TRIES):
+        try:
+            # Read again: it changes with each day that is dropped.
+            rest = transactions.run(rest_before, day, left)
+            return transactions.run(drop, day, rest, before)
+        except _BUSY:
+            clock.sleep(PAUSE_SECONDS)
+    return 0
