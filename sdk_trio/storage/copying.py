@@ -99,7 +99,6 @@ class SqliteSide:
         self.tx = SqliteTransaction(connection)
 
     def rows(self, table: Table) -> Iterator[Row]:
-        """See :meth:`Side.rows`."""
         flags = [number for number, kind in enumerate(table.columns.values()) if kind == "boolean"]
         for row in self.connection.execute(select(table, table.keys)):
             if not flags:
@@ -114,7 +113,6 @@ class SqliteSide:
         """See :meth:`Side.prepare`: a file has one table for all."""
 
     def add(self, table: Table, rows: Iterable[Row]) -> None:
-        """See :meth:`Side.add`."""
         marks = ", ".join("?" * len(table.columns))
         names = ", ".join(table.columns)
         self.connection.executemany(

@@ -73,7 +73,6 @@ class PostgresSide:
         self.tx = PostgresTransaction(connection, POSTGRESQL)
 
     def rows(self, table: Table) -> Iterator[Row]:
-        """See :meth:`storage.copying.Side.rows`."""
         # In the order of SQLite, which compares bytes.
         order = (
             f'{key} COLLATE "C"' if table.columns[key] == "text" else key for key in table.keys
@@ -86,20 +85,19 @@ class PostgresSide:
             yield from rows.rows()
 
     def add(self, table: Table, rows: Iterable[Row]) -> None:
-        """See :meth:`storage.copying.Side.add`."""
         names = ", ".join(table.columns)
         statement = f"COPY {table.name} ({names}) FROM STDIN".encode()
-        with self._connection.cursor() as cursor, cursor.copy(statement) as copy:
+        with self._connection.cursor() as cursor, cursor.copy(statement) as written:
             for row in rows:
-                copy.write_row(row)
+                written.write_row(row)
 
     @property
     def version(self) -> int | None:
         """The version of the schema; None without one."""
         return find_version(self._connection)
 
-    @version.setter
-    def version(self, version: int | None) -> None:
+    def set_version(self, version: int) -> None:
+        """Write the version of the schema."""
         self._connection.execute("UPDATE store SET version = %s", (version,))
 
     def lock(self) -> None:
@@ -135,7 +133,6 @@ class PostgresSide:
             self._connection.execute("SELECT pg_stat_clear_snapshot()")
 
     def prepare(self, numbers: Iterable[int]) -> None:
-        """See :meth:`storage.copying.Side.prepare`."""
         known = {day.number for day in postgres_days.read(self.tx)}
         for number in sorted(set(numbers) - known):
             for statement in make_day(number):
@@ -159,7 +156,7 @@ class PostgresSide:
 
 
 @contextmanager
-def copying(
+def in_long_transaction(
     connection: StoreConnection, address: PostgresAddress, *, snapshot: bool = False
 ) -> Iterator[PostgresSide]:
     """Begin a transaction without a limit of time, and commit it at the end of the block.
@@ -257,8 +254,8 @@ def move_to_postgres(file: Path, address: PostgresAddress, *, report: Report) ->
         left_behind = other_tables(source.tx)
         source.connection.execute(f"PRAGMA user_version = {MOVED}")
         source.connection.execute("COMMIT")
-        with copying(connection, address) as target:
-            target.version = VERSION
+        with in_long_transaction(connection, address) as target:
+            target.set_version(VERSION)
         rows = {name: each.rows for name, each in copied.items()}
         return Transferred(target=address.place, rows=rows, left_behind=left_behind)
 
@@ -299,7 +296,7 @@ def _check_target_database(
         TransferError: it holds rows that are not from a move, or the source was ``moved`` already.
         StoreVersionError: it is of another version, or another program's.
     """
-    with copying(connection, address, snapshot=True) as target:
+    with in_long_transaction(connection, address, snapshot=True) as target:
         target.require_alone()
         version = target.version
         if version == FILLING:
@@ -337,17 +334,17 @@ def fill_database(
     """
     if not _check_target_database(connection, address, moved=False):
         migrate(address)
-    with copying(connection, address) as target:
+    with in_long_transaction(connection, address) as target:
         target.lock()
         # Checked again behind a lock: two moves may have been started at once.
         if target.version != FILLING:
             _require_empty(target, address, target.version)
-        target.version = FILLING
-    with copying(connection, address) as target:
+        target.set_version(FILLING)
+    with in_long_transaction(connection, address) as target:
         target.lock()
         target.empty()
         copied = copy(source, target, report)
-    with copying(connection, address) as target:
+    with in_long_transaction(connection, address) as target:
         target.analyze()
     require_filled(connection, address, copied, report)
     return copied
@@ -360,7 +357,7 @@ def require_filled(
     report: Report,
 ) -> None:
     """Raise TransferError if the database has other rows than ``copied``; blocks."""
-    with copying(connection, address, snapshot=True) as target:
+    with in_long_transaction(connection, address, snapshot=True) as target:
         require_equal(copied, digests(target, report), target.place)
 
 
@@ -375,7 +372,7 @@ def plan_to_sqlite(address: PostgresAddress, file: Path) -> TransferPlan:
     """
     with (
         address.connected(patient=True) as connection,
-        copying(connection, address, snapshot=True) as source,
+        in_long_transaction(connection, address, snapshot=True) as source,
     ):
         version = _version_of_database(source, address)
         plan = TransferPlan(
@@ -404,7 +401,10 @@ def move_to_sqlite(address: PostgresAddress, file: Path, *, report: Report) -> T
         StorageError: one of the stores cannot be used.
         OSError: the target's disk failed, or is full.
     """
-    with address.connected(patient=True) as connection, copying(connection, address) as source:
+    with (
+        address.connected(patient=True) as connection,
+        in_long_transaction(connection, address) as source,
+    ):
         moved = _version_of_database(source, address) == MOVED
         source.lock()
         check_target_file(file, moved=moved)
@@ -412,7 +412,7 @@ def move_to_sqlite(address: PostgresAddress, file: Path, *, report: Report) -> T
         with opened(file) as target:
             require_equal(copied, digests(target, report), target.place)
         source.require_alone()
-        source.version = MOVED
+        source.set_version(MOVED)
     with opened(file, apsw.SQLITE_OPEN_READWRITE) as target:
         target.connection.execute(f"PRAGMA user_version = {VERSION}")
     rows = {name: each.rows for name, each in copied.items()}
@@ -452,7 +452,7 @@ def copy_database(address: PostgresAddress, file: Path, report: Report) -> None:
     """
     with (
         address.connected(patient=True) as connection,
-        copying(connection, address, snapshot=True) as source,
+        in_long_transaction(connection, address, snapshot=True) as source,
     ):
         if source.version != VERSION:
             _version_of_database(source, address)
@@ -484,6 +484,6 @@ def restore_database(
     with address.connected(patient=True) as connection:
         with opened(file) as source:
             fill_database(source, connection, address, report)
-        with copying(connection, address) as target:
+        with in_long_transaction(connection, address) as target:
             finish(target.tx)
-            target.version = VERSION
+            target.set_version(VERSION)

@@ -102,11 +102,9 @@ class WebhookVerification:
         keys = self.tenant_keys
         tenant: Tenant | None = None
         erased: str | None = None
-        signer = ""
         verdict: Accepted | Rejected
         if identifier is not None:
             verdict, tenant = await self._judge_at(identifier, delivery, tolerance)
-            signer = "" if tenant is None else tenant.id
         elif isinstance(
             verdict := verify_delivery(delivery, host_keyring, tolerance_seconds=tolerance),
             Accepted,
@@ -117,12 +115,10 @@ class WebhookVerification:
             keyring = None if tenant is None else await keys.keyring(tenant)
             if keyring is not None:
                 verdict = verify_delivery(delivery, keyring, tolerance_seconds=tolerance)
-                signer = "" if tenant is None else tenant.id
         if isinstance(verdict, Rejected):
-            claimed = {} if tenant is None else {"claimed_tenant": tenant.identifier}
-            if identifier is not None:
-                claimed = {"tenant": identifier[:SHOWN_IDENTIFIER_CHARACTERS]}
-            return _rejection(verdict.cause, verdict.detail, **claimed)  # noqa: ASYNC910 - answering is a checkpoint
+            return _refusal_of(verdict, identifier, tenant)  # noqa: ASYNC910 - answering is a checkpoint
+        # So far a tenant is known only if its own key has verified.
+        signer = "" if tenant is None else tenant.id
         envelope: Envelope | Outline | None = None
         # The tenant is found by the data, which an outline omits.
         if keys is None or tenant is not None:
@@ -137,7 +133,7 @@ class WebhookVerification:
             tenant = await keys.tenant_of(organization)
             if tenant is None:
                 erased = await keys.erased(organization)
-            if tenant is not None and self._own_secrets_only and tenant.credentials.webhook_secrets:
+            elif self._own_secrets_only and tenant.credentials.webhook_secrets:
                 return _rejection(  # noqa: ASYNC910 - answering is a checkpoint
                     "own_secrets", _NOT_THE_HOSTS, claimed_tenant=tenant.identifier
                 )
@@ -195,6 +191,16 @@ _NOT_THE_HOSTS: Final = (
     "signed with the host's secret for a tenant that has secrets of its own, and "
     "Sdk:MultiTenant:OwnSecretsOnly is true: have the sender use the tenant's secret and address."
 )
+
+
+def _refusal_of(
+    verdict: Rejected, identifier: str | None, tenant: "Tenant | None"
+) -> RequestRefusal:
+    """Return the refusal, with the tenant of the address or that which the body claims."""
+    fields = {} if tenant is None else {"claimed_tenant": tenant.identifier}
+    if identifier is not None:
+        fields = {"tenant": identifier[:SHOWN_IDENTIFIER_CHARACTERS]}
+    return _rejection(verdict.cause, verdict.detail, **fields)
 
 
 def _rejection(cause: str, detail: str, **fields: str) -> RequestRefusal:

@@ -724,7 +724,6 @@ class MemoryInbox:
     resume = _on_rows(policies.resume)
 
     async def ask_for_work(self, *, seconds: float, now: float) -> None:
-        """See :meth:`Inbox.ask_for_work`."""
         await self._begin()
         if any(
             row.owner not in (None, self._terms.owner) and row.queued
@@ -734,7 +733,6 @@ class MemoryInbox:
             self._rows.wanted_until = now + seconds
 
     async def is_work_wanted(self, *, now: float) -> bool:
-        """See :meth:`Inbox.is_work_wanted`."""
         await self._begin()
         return self._rows.wanted_until > now
 

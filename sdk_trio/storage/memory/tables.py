@@ -76,7 +76,6 @@ class MemoryAlerts(SqlAlerts):
         self._rows = rows
 
     async def count_dead_letters(self, *, since: float) -> int:
-        """See :meth:`AlertStore.count_dead_letters`."""
         await trio.lowlevel.checkpoint()
         return sum(
             row.state is DeliveryState.DEAD and (row.finished_at or 0.0) >= since

@@ -113,7 +113,6 @@ class SqlAlerts(SqlPart):
         now: float,
         term: int | None = None,
     ) -> None:
-        """See :meth:`AlertStore.save`."""
         # Copied: the work runs in another thread.
         rows, texts, owner = tuple(alerts), tuple(messages), self._terms.owner
 
