@@ -328,7 +328,7 @@ async def _take(inbox: Inbox, tasks: int) -> None:
         while more:
             due = await inbox.claim_due(limit=100, now=time.time())
             for record in due.records:
-                await send.send((record.key, record.key in due.unbegun))
+                await send.send((record.key, record.key in due.first_runs))
             more = due.more
         send.close()
 

@@ -228,15 +228,15 @@ class Due(msgspec.Struct, frozen=True):
     ``records`` include their bodies; ``leases`` has the lease of each, by key. ``more``: ask again
     at once, because further records may be due: beyond ``limit``, in lanes that were not read, or
     made free by this call.
-    ``next_due_at`` is the time of the next retry, or None. ``unbegun`` are the keys that certainly
-    no process has started to run. ``limited``: events wait for a limit of their handler.
+    ``next_due_at`` is the time of the next retry, or None. ``first_runs`` are the keys that
+    certainly no process has started to run. ``limited``: events wait for a limit of their handler.
     ``superseded`` are the keys of events that were ended, each with the key of the newer one.
     """
 
     records: Sequence[DeliveryRecord]
     more: bool
     next_due_at: float | None
-    unbegun: frozenset[str] = frozenset()
+    first_runs: frozenset[str] = frozenset()
     limited: bool = False
     superseded: Sequence[tuple[str, str]] = ()
     leases: Mapping[str, Lease] = msgspec.field(default_factory=dict)

@@ -169,8 +169,8 @@ class Inbox(Protocol):
         """Start a run without awaiting the commit; the commits of later calls follow it.
 
         For the first run of a delivery that this process has just accepted, or that ``claim_due``
-        returned as unbegun. It saves one sync of the disk (docs/adr/0047-unawaited-claims.md). It
-        raises nothing. A failure of the store is logged, and the run may then not be counted.
+        lists in ``first_runs``. It saves one sync of the disk (docs/adr/0047-unawaited-claims.md).
+        It raises nothing. A failure of the store is logged, and the run may then not be counted.
         """
         ...
 

@@ -350,8 +350,10 @@ class WorkerPool:
             # The start of a run whose lease may have expired is awaited: it fails if another
             # process has claimed the event.
             age = self._clock() - held.since
-            fresh = is_first and -LEASE_SECONDS < age < LEASE_SECONDS
-            outcome = await self._runner.queued.run(arrival, held, attempt=attempt, fresh=fresh)
+            is_first = is_first and -LEASE_SECONDS < age < LEASE_SECONDS
+            outcome = await self._runner.queued.run(
+                arrival, held, attempt=attempt, is_first=is_first
+            )
         finally:
             del self._running[cell]
             self.ended_runs += 1
@@ -439,7 +441,7 @@ class WorkerPool:
                 held = waiting.get(record.key)
                 if held is None:
                     continue  # a run already has its lease
-                is_first = record.key in due.unbegun
+                is_first = record.key in due.first_runs
                 if not await self._queue(record, held, workers, is_first=is_first):
                     break
                 del waiting[record.key]

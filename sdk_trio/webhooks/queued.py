@@ -76,14 +76,14 @@ class QueuedRuns:
         held: HeldLease,
         *,
         attempt: int,
-        fresh: bool = False,
+        is_first: bool = False,
         alone: bool = False,
     ) -> Outcome:
         """Run an event as run number ``attempt``; record and return its outcome.
 
         The start is durable before the handler runs, so that a run which kills the process is
-        counted. Only the first run of a ``fresh`` event, which certainly no process has started
-        before, does not wait for that: see docs/adr/0047-unawaited-claims.md. If the store fails,
+        counted. Only the first run of an event, which certainly no process has started before, does
+        not wait for that: see docs/adr/0047-unawaited-claims.md. If the store fails,
         the outcome stays in memory and is written once the store answers. Cancellation releases an
         unfinished event, and the attempt does not count; a plain function continues in its thread,
         and its outcome is recorded.
@@ -92,7 +92,7 @@ class QueuedRuns:
             arrival: the event.
             held: its lease, which the caller drops afterwards.
             attempt: counted from 1.
-            fresh: no run of it has started.
+            is_first: no run of it has started.
             alone: no other run is in progress.
         """
         delivery = arrival.delivery
@@ -111,7 +111,7 @@ class QueuedRuns:
             if threads is not None:
                 await threads.acquire()  # before the run starts and counts
                 has_slot = True
-            if fresh:
+            if is_first:
                 self._inbox.start_unawaited(held.lease, now=self._clock())
             elif not await self._start(held, alone=alone):
                 has_started = True

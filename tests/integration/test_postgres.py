@@ -305,10 +305,10 @@ async def test_a_start_is_waited_for_once_a_host_that_may_have_begun_it_is_gone(
     async with database.open("one") as one, database.open("gone", lease_seconds=seconds) as gone:
         await one.accept(delivery("waits"), leased=False)
         await gone.accept(delivery("began"), leased=True)
-        assert (await one.claim_due(limit=1, now=1001)).unbegun == {"waits"}
+        assert (await one.claim_due(limit=1, now=1001)).first_runs == {"waits"}
         await one.release(["waits"])
         again = await one.claim_due(limit=1, now=1001)
-        assert again.unbegun == {"waits"}, "it was never begun, as its owner says"
+        assert again.first_runs == {"waits"}, "it was never begun, as its owner says"
         await one.start("waits", now=1001)
         await one.finish("waits", Retry(1e6, "E"), now=1002)
         with trio.fail_after(30):
@@ -318,14 +318,14 @@ async def test_a_start_is_waited_for_once_a_host_that_may_have_begun_it_is_gone(
                 await trio.sleep(0.01)
             while not (due := await one.claim_due(limit=9, now=1002)).records:
                 await trio.sleep(0.01)
-        assert ([record.key for record in due.records], due.unbegun) == (["began"], set())
+        assert ([record.key for record in due.records], due.first_runs) == (["began"], set())
         await one.release(["began"])
         database.execute(
             "UPDATE sdk_trio.work SET next_attempt_at = 0 WHERE next_attempt_at IS NOT NULL"
         )
         due = await one.claim_due(limit=9, now=1004)
         assert [record.key for record in due.records] == ["waits", "began"]
-        assert not due.unbegun, "a later run, and one in doubt until it has run"
+        assert not due.first_runs, "a later run, and one in doubt until it has run"
 
 
 async def test_two_of_one_subject_that_two_hosts_keep_never_run_at_once(
@@ -1045,7 +1045,7 @@ async def test_the_backlog_costs_few_statements_for_a_claim_and_for_runs_that_en
             await inbox.accept(delivery(f"m{number}"), leased=False)
         forget_blocks(database.server)
         due = await inbox.claim_due(limit=20, now=1001)
-        assert due.unbegun == {f"m{number}" for number in range(20)}
+        assert due.first_runs == {f"m{number}" for number in range(20)}
         # One finds and locks them, one takes them.
         assert list(statements(database).values()) == [1, 1]
 

@@ -450,22 +450,22 @@ def test_a_start_is_waited_for_once_a_process_that_may_have_begun_it_is_gone() -
         accept(tx, delivery(key, 1000.0))
     deliveries.accept_all(tx, THERE, [Arriving(delivery("began", 1000.0), 7)])
     claimed = claim(tx, HERE, 1001.0)
-    assert claimed.unbegun == {"waits", "expires", "fails"}
+    assert claimed.first_runs == {"waits", "expires", "fails"}
     leases.release(tx, [claimed.leases["waits"]])
     # It was never begun, as its owner says.
-    assert claim(tx, HERE, 1001.0).unbegun == {"waits"}
+    assert claim(tx, HERE, 1001.0).first_runs == {"waits"}
     fails = claimed.leases["fails"]
     deliveries.start_all(tx, HERE, [RunStart(fails.sequence, fails.token, 1001.0)])
     deliveries.finish(tx, fails, Retry(1002.0, "E"), 1001.5)
-    assert claim(tx, HERE, 1003.0).unbegun == set(), "a later run"
+    assert claim(tx, HERE, 1003.0).first_runs == set(), "a later run"
     # The other process ends: its events may have run without a trace.
     assert leases.recover(tx, HERE, dead=None) == 1
     claimed = claim(tx, HERE, 1004.0)
-    assert (set(claimed.leases), claimed.unbegun) == ({"began"}, set())
+    assert (set(claimed.leases), claimed.first_runs) == ({"began"}, set())
     leases.release(tx, [claimed.leases["began"]])
-    assert claim(tx, HERE, 1004.0).unbegun == set(), "it stays in doubt until it has run"
+    assert claim(tx, HERE, 1004.0).first_runs == set(), "it stays in doubt until it has run"
     # Ours hangs, and its leases expire.
-    assert claim(tx, THERE, 1100.0).unbegun == set()
+    assert claim(tx, THERE, 1100.0).first_runs == set()
 
 
 def test_a_shared_store_without_a_clock_takes_away_expired_leases_only() -> None:

@@ -317,7 +317,7 @@ def _lease(
     chosen: policies.ChosenEvents,
     now: float,
 ) -> Due:
-    """Lease deliveries, oldest arrival first; ``unbegun`` are those that surely never ran."""
+    """Lease deliveries, oldest arrival first; ``first_runs`` are those that surely never ran."""
     if not sequences:
         return Due([], False, None, superseded=chosen.superseded)
     token = new_token()
@@ -332,13 +332,13 @@ def _lease(
         )
     )
     records = by_sequence(tx, list(rows))
-    unbegun = frozenset(
+    first_runs = frozenset(
         record.key
         for record in records
         if rows[record.sequence] and not record.attempts and record.state is DeliveryState.RECEIVED
     )
     leases = {each.key: Lease(each.key, token + each.sequence, each.sequence) for each in records}
-    return Due(records, False, None, unbegun, superseded=chosen.superseded, leases=leases)
+    return Due(records, False, None, first_runs, superseded=chosen.superseded, leases=leases)
 
 
 def claim_suspects(
