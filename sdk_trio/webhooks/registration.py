@@ -310,9 +310,8 @@ def _build(
     arguments = (services,) if needed_parameters(signature_of(name, factory)) else ()
     try:
         return factory(*arguments)
-    except (
-        BaseException
-    ) as error:  # SystemExit from a factory is a fault of the factory, not a request to stop
+    except BaseException as error:
+        # SystemExit from a factory is a fault of the factory, not a request to stop.
         if is_interrupt(error):
             raise
         raise HandlerRegistrationError(  # noqa: ASYNC104 - no loop cancels a start's factories

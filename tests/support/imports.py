@@ -26,8 +26,13 @@ def modules(package: Path) -> dict[str, Path]:
 def imports(files: dict[str, Path]) -> Iterator[Import]:
     """Yield every import, those for type checkers and those inside functions included."""
     for module, path in files.items():
-        place = module if path.name == "__init__.py" else module.rpartition(".")[0]
-        yield from _of(ast.parse(path.read_text(encoding="utf-8")), module, place, files, "")
+        yield from imports_of(ast.parse(path.read_text(encoding="utf-8")), module, files)
+
+
+def imports_of(tree: ast.Module, module: str, files: dict[str, Path]) -> Iterator[Import]:
+    """Yield the imports of one module."""
+    is_package = files[module].name == "__init__.py"
+    yield from _of(tree, module, module if is_package else module.rpartition(".")[0], files, "")
 
 
 def _of(

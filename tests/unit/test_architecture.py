@@ -11,9 +11,10 @@ import re
 import sys
 from importlib import metadata
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
-from support.imports import imports, modules
+from support.imports import Import, imports_of, modules
 
 import sdk_trio
 from sdk_trio import errors
@@ -81,9 +82,34 @@ def test_the_tree_of_exceptions_shows_each_below_its_parent(kind):
 FILES = modules(PACKAGE)
 
 
+class Facts(NamedTuple):
+    """What the rules need to know of one module's syntax tree, which takes long to make."""
+
+    imports: list[Import]
+    classes: list[str]
+    docstrings: list[tuple[str, str]]
+    broad_excepts: list[int]
+    names: set[str]
+
+
 @functools.cache
+def facts():
+    """Return the facts of each module; its tree is not kept, because it is large."""
+    found = {}
+    for module, path in FILES.items():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        found[module] = Facts(
+            list(imports_of(tree, module, FILES)),
+            [node.name for node in tree.body if isinstance(node, ast.ClassDef)],
+            list(_docstrings(tree, module)),
+            list(_broad_excepts(tree)),
+            set(_defined_names(tree)),
+        )
+    return found
+
+
 def imports_of_the_package():
-    return tuple(imports(FILES))
+    return [each for module in facts().values() for each in module.imports]
 
 
 #: Modules with imports inside functions, and the parts that they load only if needed. All other
@@ -219,34 +245,28 @@ def test_small_files_have_a_reason():
     assert not gone, f"take out of SMALL what is not small, or has several importers: {gone}"
 
 
-def _definitions():
-    for name, path in FILES.items():
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.ClassDef):
-                yield node.name, name
-
-
 def test_a_class_name_is_unique():
     places = collections.defaultdict(list)
-    for kind, module in _definitions():
-        if not kind.startswith("_"):
-            places[kind].append(module)
+    for module, known in facts().items():
+        for kind in known.classes:
+            if not kind.startswith("_"):
+                places[kind].append(module)
     twice = {kind: where for kind, where in places.items() if len(where) > 1}
     assert not twice, f"rename all but one of each, so that a search finds one thing: {twice}"
 
 
-def _docstrings():
-    for name, path in FILES.items():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                text = ast.get_docstring(node)
-                if text:
-                    yield f"{name}.{getattr(node, 'name', '')}", text
+def _docstrings(tree, module):
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = ast.get_docstring(node)
+            if text:
+                yield f"{module}.{getattr(node, 'name', '')}", text
 
 
 def test_a_docstring_begins_with_a_verb_or_a_noun():
     headless = re.compile(r"(What|Who|Whom|Whose|Those who|That which|Where|How)\b")
-    found = [place for place, text in _docstrings() if headless.match(text)]
+    texts = [each for module in facts().values() for each in module.docstrings]
+    found = [place for place, text in texts if headless.match(text)]
     assert not found, f'begin with a verb or a noun, such as "Return ..." or "The ...": {found}'
 
 
@@ -285,9 +305,9 @@ def _name(node):
     return getattr(node, "attr", None) or getattr(node, "id", None)
 
 
-def _broad_excepts(text):
+def _broad_excepts(tree):
     """Yield the lines that catch everything without raising again."""
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(tree):
         if isinstance(node, ast.ExceptHandler):
             last = node.body[-1]
             # A handler that cleans up and raises again hides nothing.
@@ -306,14 +326,12 @@ def _broad_excepts(text):
 
 def test_an_except_for_everything_says_why():
     silent = []
-    for path in FILES.values():
-        text = path.read_text(encoding="utf-8")
-        if not re.search(r"\b(except|suppress)\b.*\b(Base)?Exception\b", text):
-            continue  # most files have none, and parsing takes time
-        lines = text.splitlines()
+    for module, known in facts().items():
+        path = FILES[module]
+        lines = path.read_text(encoding="utf-8").splitlines()
         silent += [
             f"{path.relative_to(PACKAGE)}:{number}"
-            for number in _broad_excepts(text)
+            for number in known.broad_excepts
             if not any("#" in line for line in lines[number - 2 : number + 1])
         ]
     assert not silent, f"name the classes, or say beside it why it is any of them: {silent}"
@@ -332,7 +350,7 @@ def _defined_names(tree):
 
 def test_references_in_docstrings_exist():
     files = {path: path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")}
-    known = {name for text in files.values() for name in _defined_names(ast.parse(text))}
+    known = set().union(*(module.names for module in facts().values()))
     role = re.compile(r":(?:class|func|meth|attr|data|exc):`~?([\w.]+)`")
     stale = [
         f"{path.relative_to(PACKAGE)}: {name}"
