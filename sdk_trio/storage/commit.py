@@ -328,8 +328,9 @@ class GroupCommit(trio.abc.Instrument):
         """
         if self._refusal is None:
             self._refusal = "the store is closed"
-            self._hand_over()
-            self._worker.post(self._close_engine, self._on_return)
+            self._linger_seconds = 0.0  # no unit lingers from now on
+            self.before_io_wait(0)
+            self._worker.post(self._close_engine, self._on_close)
         # Do not wait for a store that is already stalled.
         patience = WATCH_SECONDS if self._stall.since is not None else CLOSE_SECONDS
         with trio.move_on_after(patience, shield=True):
@@ -396,14 +397,11 @@ class GroupCommit(trio.abc.Instrument):
         transactions of one or two units: an acknowledged delivery then cost an eighth more CPU.
         """
         if self._asked and (self._urgent or not self._linger_seconds):
-            self._hand_over()
-
-    def _hand_over(self) -> None:
-        self._queue += self._asked
-        self._asked, self._urgent = {}, 0
-        if not self._called:
-            self._called = True
-            self._worker.post(self._commit_next, self._on_return)
+            self._queue += self._asked
+            self._asked, self._urgent = {}, 0
+            if not self._called:
+                self._called = True
+                self._worker.post(self._commit_next, self._on_return)
 
     async def _linger(self) -> None:
         """End the time of lingering units: the end of the iteration hands them over."""
@@ -451,10 +449,13 @@ class GroupCommit(trio.abc.Instrument):
         """Take the result of a call in the thread; an error there is unexpected and ends it."""
         if isinstance(result, outcome.Error):
             self._crash(result.error)
-            return
-        self.after_io_wait(0)
-        is_closed = result.unwrap() is True  # of _close_engine
-        if is_closed and not self._thread_ended.is_set():
+        else:
+            self.after_io_wait(0)
+
+    def _on_close(self, result: outcome.Outcome[bool]) -> None:
+        """End the thread if its engine was closed."""
+        self._on_return(result)
+        if not self._thread_ended.is_set() and result.unwrap():
             self._end_thread()
 
     def _crash(self, error: BaseException) -> None:
@@ -564,7 +565,7 @@ class GroupCommit(trio.abc.Instrument):
     def _close_engine(self) -> bool:
         """Close the engine if the queue is empty; otherwise run again after the next batch."""
         if self._queue:
-            self._worker.post(self._close_engine, self._on_return)
+            self._worker.post(self._close_engine, self._on_close)
             return False
         self._engine.close()
         return True
