@@ -35,6 +35,8 @@ from load import body, read_count, requests
 from peers import DURABLE, ENQUEUED, FASTAPI, FLOOR, INLINE, Server, our_servers, peer_servers
 from serving import PATH, Process, serving
 
+from sdk_trio.storage.engines.files import SETTLED_SECONDS
+
 #: The measured servers; FRESH: with a connection for each delivery.
 FRESH = ":fresh"
 KEPT = (INLINE, ENQUEUED, "memory", "minimal", FLOOR, FASTAPI, DURABLE)
@@ -140,8 +142,12 @@ def instructions(
 
 
 def _slow_down(process: Process) -> None:
-    """Wait for the work of the start, and slow Trio's clock."""
+    """Wait for the work of the start, and slow Trio's clock.
+
+    For some seconds after the start, each commit looks at the names of the store's files.
+    """
     process.settle()
+    time.sleep(SETTLED_SECONDS)
     os.kill(process.pid, signal.SIGUSR2)
     wait_until_asleep(process.pid)
 

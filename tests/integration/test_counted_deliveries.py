@@ -22,10 +22,10 @@ SCHEDULED = {"futex", "epoll_wait", "mprotect", "mmap", "munmap", "brk", "sched_
 @pytest.mark.parametrize(
     ("way", "most", "syncs", "steps"),
     [
-        ("inline", 31, 1, 8400),
-        ("enqueued", 36, 1, 9700),
-        ("inline:fresh", 41, 1, 11900),
-        ("enqueued:fresh", 45, 1, 12500),
+        ("inline", 30, 1, 8300),
+        ("enqueued", 33, 1, 9600),
+        ("inline:fresh", 38, 1, 11800),
+        ("enqueued:fresh", 41, 1, 12250),
         ("memory", 4, 0, 4050),
         ("memory:fresh", 13, 0, 7550),
     ],
