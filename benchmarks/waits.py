@@ -6,8 +6,8 @@ The server runs under strace, which records when each call begins and ends, for 
 answers of connections and for the syncs and writes of the store. A delivery lasts from the read of
 its request to its answer. Of that time, this counts what its connection spent while a sync ran,
 while another call of the store or of the log ran, and the rest: the event loop, the threads' lock,
-and the garbage collector. It prints these for all deliveries and for the slowest hundredth. It needs two
-cores and an otherwise idle machine, and ends by itself.
+and the garbage collector. It prints these for all deliveries and for the slowest hundredth. It
+needs two cores and an otherwise idle machine, and ends by itself.
 """
 
 import argparse

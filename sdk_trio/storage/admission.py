@@ -28,7 +28,9 @@ class LeaseTerms(msgspec.Struct, frozen=True, kw_only=True):
         lease_seconds: duration of a lease without renewal.
         dedup_seconds: time that a finished id is remembered.
         payload_seconds: time that bodies are kept.
-        shared: other owners may be alive, so only leases that have expired are taken away.
+        shared: other hosts use the store and may be alive, so only leases that have expired are
+            taken away. On SQLite it is False: the first process takes away the leases of all others
+            before it starts them.
     """
 
     owner: str

@@ -67,10 +67,15 @@ class Inbox(Protocol):
     An inbox acts for one *owner*, named when it is opened. Each run has a :class:`Lease`, which
     ``accept``, ``claim``, ``claim_due`` and ``claim_suspects`` return and the caller holds. A
     method that gets a lease changes nothing if it is *stale*: it has ended, or the delivery was
-    claimed again: see its result. ``renew`` extends the leases that it is given, and gives up all
-    others of its owner: the call that took them was abandoned, or an outcome could not be recorded.
-    Leases of other owners are taken over when they have expired (``claim_due``), or when their
-    owners are known to be dead (``recover``).
+    claimed again: see its result. A run that goes on although its lease was lost may become that of
+    a newer lease of the same delivery (:meth:`Lease.renew_as`), if it has returned to this process:
+    then its outcome counts. ``renew`` extends the leases that it is given, and gives up all others
+    of its owner: the call that took them was abandoned, or an outcome could not be recorded. Leases
+    of other owners are taken over when they have expired (``claim_due``), or when their owners are
+    known to be dead (``recover``).
+
+    A delivery is *suspect* if processes have ended during its runs. It then runs alone, so that it
+    ends no other run, and is dead after some such ends (docs/adr/0023-quarantine.md).
     """
 
     @property
@@ -675,9 +680,9 @@ class UpgradeStore(Protocol):
 class NotificationStore(Protocol):
     """Messages to site managers: one record for each transition and channel.
 
-    Leases are as in :class:`Inbox`, of the same owner. A leased message is claimed; after
-    :meth:`start` it may have been sent. A message that may have been sent is sent again if it is
-    repeatable, and is ``unknown`` otherwise.
+    A lease has an owner and a deadline, and no token: the owner is that of the inbox. A leased
+    message is claimed; after :meth:`start` it may have been sent. A message that may have been sent
+    is sent again if it is repeatable, and is ``unknown`` otherwise, so an old claim guards nothing.
     """
 
     async def create_messages(

@@ -478,10 +478,10 @@ FROM (
 ) AS ended_runs
 """
 
-_CUT_SHORT = """
+_CUT_SHORT = f"""
 UPDATE work SET state = 'received', queued = true, process_ends = process_ends + 1,
     ran_alone = (ran_alone OR CAST(:sole AS boolean)), last_error = :error,
-    lease_owner = NULL, lease_token = NULL
+    {NO_LEASE}
 WHERE sequence IN ints(:sequences)
 """
 
