@@ -144,7 +144,7 @@ def instructions(
 def _slow_down(process: Process) -> None:
     """Wait for the work of the start, and slow Trio's clock.
 
-    For some seconds after the start, each commit looks at the names of the store's files.
+    For some seconds after the start, each commit checks the names of the store's files.
     """
     process.settle()
     time.sleep(SETTLED_SECONDS)
