@@ -3,7 +3,8 @@
 Seconds depend on the machine, counts do not: a change that makes a delivery more expensive fails
 here on any machine. Deliveries come one after the other, each when the one before is done: then the
 loop turns as often for each of them, however long the disk takes, while a crowd would share commits
-and turns as the disk allows. What a timer does meanwhile makes a few of them dearer, so the median
+and turns as the disk allows. What a timer does meanwhile makes some of them dearer, and so does a
+busy machine, on which a start may be handed over before its run has ended. So the cheapest tenth
 counts. The limits are slightly above the current numbers, because versions of Python and of
 libraries differ. When a number falls, lower its limit; when it has to rise, state the reason in the
 commit.
@@ -11,7 +12,6 @@ commit.
 
 import gc
 import logging
-import statistics
 import sys
 import threading
 from array import array
@@ -202,9 +202,9 @@ async def measure(backend: str, *, enqueue: bool, path: Any) -> tuple[Work, int]
                 )
         made = len(set(threading.enumerate()) - threads)
         nursery.cancel_scope.cancel()
-    middle = (statistics.median(figures) for figures in (steps, tasks, calls))
+    cheap = (sorted(figures)[DELIVERIES // 10] for figures in (steps, tasks, calls))
     per_delivery = (objects, counted.commits, counted.syncs)
-    return Work(*middle, *(each / DELIVERIES for each in per_delivery)), made
+    return Work(*cheap, *(each / DELIVERIES for each in per_delivery)), made
 
 
 async def measure_with_log(path: Any) -> Work:
@@ -231,8 +231,8 @@ async def test_the_lines_of_a_delivery_cost_no_more_than_they_did(tmp_path, capl
     ("backend", "enqueue", "most"),
     [
         pytest.param("Memory", False, Work(0, 0, 127, 10), id="inline"),
-        pytest.param("Sqlite", False, Work(2, 0, 278, 8, 1.2, 1.2), id="inline-on-sqlite"),
-        pytest.param("Sqlite", True, Work(6, 0, 470, 6, 1.2, 1.2), id="enqueued"),
+        pytest.param("Sqlite", False, Work(1, 0, 232, 8, 1.2, 1.2), id="inline-on-sqlite"),
+        pytest.param("Sqlite", True, Work(4, 0, 392, 6, 1.2, 1.2), id="enqueued"),
     ],
 )
 async def test_a_delivery_costs_no_more_than_it_did(backend, enqueue, most, tmp_path, caplog):
