@@ -130,7 +130,7 @@ class ClaimsFile:
     - *to be cleared*: its run is over, and its key must be removed before it is free.
 
     Args:
-        path: the file; it is replaced.
+        path: the file; its content is overwritten.
         left: the result of :func:`read_claims`, without the runs that the store knows.
 
     Raises:
@@ -146,8 +146,8 @@ class ClaimsFile:
         self.interrupted: dict[str, InterruptedRun] = {}
         content = bytearray(_MAGIC.ljust(_SIZE, b"\0"))
         for run in left[-MOST_INTERRUPTED:]:
-            # A run that an earlier start has found has its number already: its key has not run
-            # since, because its next claim is awaited and removes it from this file.
+            # 0 if no start has found this run before: it has ended one process. A later start keeps
+            # the number, because the key's next claim removes the run from this file.
             slot, ends = self._free.pop(), run.process_ends or 1
             record = _record(run.key.encode(), ends, run.begun)
             content[slot * _SLOT : slot * _SLOT + len(record)] = record

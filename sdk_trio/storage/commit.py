@@ -225,7 +225,8 @@ class GroupCommit(trio.abc.Instrument):
         """Run ``work`` with the driver's connection, outside of any transaction; else as submit.
 
         Args:
-            work: gets the connection; a question to it writes nothing, also not to prove the files.
+            work: gets the connection. Its success is no proof that the store can write, because
+                most such work only reads.
             patient: wait without the limit of :data:`ANSWER_SECONDS`.
         """
         unit = Unit()
@@ -393,8 +394,8 @@ class GroupCommit(trio.abc.Instrument):
     def before_io_wait(self, timeout: float) -> None:
         """Hand over the units of this iteration; Trio calls it when every runnable task has run.
 
-        Called for each unit, the thread would take the interpreter's lock from the event loop for
-        transactions of one or two units: an acknowledged delivery then cost an eighth more CPU.
+        If each unit called the thread, the thread would interrupt the event loop for transactions
+        of one or two units: an acknowledged delivery then cost an eighth more CPU.
         """
         if self._asked and (self._urgent or not self._linger_seconds):
             self._queue += self._asked
@@ -415,8 +416,8 @@ class GroupCommit(trio.abc.Instrument):
     def after_io_wait(self, timeout: float) -> None:
         """Wake the callers of committed units; Trio calls it when the event loop wakes up.
 
-        The call that the thread has posted is run by a task of Trio, so its callers would go on one
-        iteration of the event loop later.
+        By :meth:`_on_return` alone they would go on one iteration later, because Trio runs a posted
+        call in a task of its own.
         """
         while self._committed:
             units, wrote = self._committed.popleft()

@@ -1,7 +1,8 @@
-"""The lock of the data directory, held by the one runtime that uses it.
+"""The lock of the data directory, held by the one process that has the store for itself.
 
-Only the runtime takes it. Commands open the database without it while a daemon runs;
-SQLite's own locks keep their writes apart.
+The runtime takes it, and so do the commands that must be alone: migrate, restore and upgrade. Other
+commands open the database without it while a daemon runs; SQLite's own locks keep their writes
+apart.
 
 There are two locks. The lock of the file ``runtime.lock`` works on every system. But if the file is
 deleted, a second runtime can start, take over the leases of the first and run its events twice. The

@@ -1,8 +1,9 @@
 """Effects: what a handler writes into the store's own database, together with the event's end.
 
 Both are one transaction, so an effect is applied once however often the process dies and the event
-is run again. The transaction first makes sure that the event is still ours, by the number of its
-run; on PostgreSQL that also locks the event's row, so no other process takes it meanwhile.
+is run again. The transaction first makes sure that the event is still ours, by the token of its
+lease and the number of its run; on PostgreSQL that also locks the event's row, so no other process
+takes it meanwhile.
 """
 
 import inspect
@@ -90,8 +91,8 @@ def refuse_commit() -> NoReturn:
     )
 
 
-# On PostgreSQL this is the lock of an update, so claims and renewals skip the row. The number of
-# the run is the fence: a run that was taken over has a lower number.
+# On PostgreSQL this is the lock of an update, so claims and renewals skip the row. The token is the
+# fence; the number makes sure that it is the run that the handler was told of.
 _LOCK_RUN = """
 SELECT 1 FROM work WHERE sequence = :sequence AND lease_token = :token AND state = 'running'
     AND earlier_attempts + attempts = :attempt FOR NO KEY UPDATE

@@ -64,7 +64,7 @@ LATE_SECONDS = 1.0
 
 
 class UnawaitedStart(NamedTuple):
-    """A start that was posted to the commit thread, and may not be recorded yet: ``Lease.start``.
+    """The value of ``Lease.start``: a start that was posted, and may not be recorded yet.
 
     It is recorded again with the outcome; it counts once.
     """
@@ -333,7 +333,7 @@ class SqlInbox(SqlPart, ABC):
                 return deleted
             after = found[-1]
             sequences = [row[0] for row in found]
-            # Nothing depends on it: the next pass deletes rows again that a power cut brings back.
+            # Not synced: rows that a power cut brings back are deleted by the next pass.
             deleted += await self._commits.submit(
                 partial(delete, sequences=sequences, before=before), durable=False
             )

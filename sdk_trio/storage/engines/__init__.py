@@ -72,7 +72,7 @@ class Engine(Protocol):
         ...
 
     def release(self) -> bool:
-        """Let other processes write; True: :meth:`upkeep` is due, and they wait for its end."""
+        """Let other processes write; True: not yet, :meth:`upkeep` is due, which does it."""
         ...
 
     def upkeep(self) -> None:

@@ -158,10 +158,10 @@ class _LoneStatement:
     """The transaction of a lone item, if one statement is all of its work and commits itself.
 
     It saves the round trips of BEGIN and COMMIT. The engine offers it to the work of a batch of one
-    item (``only_item``). Such work calls :meth:`complete`, or :meth:`insert` with ``complete``, and
-    its statement counts the change itself (``counted`` in ``sql/dialect.py``). Any other method
-    raises :class:`_NotAloneError` before anything was changed, and the work runs again in a
-    transaction.
+    item (``only_item``), which may be a whole unit (see ``sql/dialect.py``): it calls
+    :meth:`run_whole_unit`, or :meth:`insert` with ``whole_unit``, and its statement notes the
+    change itself. Any other method raises :class:`_NotAloneError` before anything was changed, and
+    the work runs again in a transaction.
     """
 
     __slots__ = ("_connection", "_has_changed", "_has_noted", "_node", "dialect")

@@ -92,7 +92,7 @@ _DIAL: dict[str, Any] = {
 # had ended the transaction of a frozen host before.
 _REFUSED = frozenset({"25006", "25P03"})
 
-# A changed default does not apply to a transaction that has begun.
+# Behind a pooler the settings follow BEGIN, and a changed default is too late for this transaction.
 _COMMITTED = b"SET TRANSACTION ISOLATION LEVEL READ COMMITTED;"
 
 _log = get_logger("storage")

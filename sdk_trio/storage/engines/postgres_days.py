@@ -5,10 +5,11 @@ transactions: the first makes its partitions, and the second moves the numbering
 Until then arrivals go into the current day, however long that takes. So sequences rise without
 relying on a clock, and a host that writes during the change finds a partition for either range.
 
-A day whose last delivery is past its retention is closed: the keys of its deliveries are removed in
-batches, and its partitions are replaced by the few rows that have to stay. The remaining rows of
-all closed days share one partition. A delivery without a key can no longer be changed, so the
-next pass continues an interrupted close.
+A day whose last delivery is past its retention is closed. First the keys of its deliveries are
+removed in batches: they are still listed and counted then, but cannot be changed, and the same id
+counts as new. Then its partitions are dropped, but for the few rows that have to stay: these become
+a *rest*, a partition that neighboring closed days share, with at most :data:`MOST_LEFT` rows. If a
+close is interrupted, the next pass finds no keys to remove, and continues with the drop.
 
 :func:`maintain` does both, on a connection of its own, so that no delivery waits for it. The other
 functions run in a transaction.
@@ -46,6 +47,9 @@ DROP_MILLISECONDS = 200
 
 #: Deliveries whose keys one transaction removes.
 FORGET_CHUNK = 2_000
+
+#: Before every time: all rows count as recent.
+_EVER = float("-inf")
 
 #: Tries of a drop while others use the tables, and the pause between two, in seconds. The next pass
 #: tries again.
@@ -186,7 +190,7 @@ def rest_before(tx: SqlTransaction, day: Day, left: int) -> Day | None:
     row = tx.one(_REST_BEFORE, number=day.number)
     if row is None or not (rest := Day(*row)).rest:
         return None
-    return rest if count_left(tx, rest, float("-inf")) + left <= MOST_LEFT else None
+    return rest if count_left(tx, rest, _EVER) + left <= MOST_LEFT else None
 
 
 # Locked, because a delivery that is being put back must keep its key.
@@ -224,11 +228,11 @@ def forget_keys(
 
 
 _COPY_DONE = """
-INSERT INTO {left} SELECT * FROM {table} WHERE finished_at >= :before
+INSERT INTO {rest} SELECT * FROM {table} WHERE finished_at >= :before
 """
 
 _COPY_ARRIVALS = """
-INSERT INTO {left} SELECT {table}.* FROM (
+INSERT INTO {rest} SELECT {table}.* FROM (
     SELECT sequence FROM work WHERE sequence >= :first AND sequence < :end
     UNION SELECT sequence FROM {ended}
 ) AS kept JOIN {table} ON {table}.sequence = kept.sequence
@@ -243,8 +247,10 @@ _ADD_REST = "INSERT INTO day VALUES (:number, :until, :opened_at, true)"
 def drop(tx: SqlTransaction, day: Day, rest: Day | None, before: float) -> int:
     """Drop the partitions of a day, but for the rows that stay; return how many done went.
 
-    The partitions can be read meanwhile, but not written. In the end the whole tables are locked,
-    for as long as it takes to change the catalog.
+    In this order: check that no other host was faster; lock the partitions, which can still be
+    read; copy what stays into a new partition; lock the whole tables, for as long as it takes to
+    change the catalog; swap the partitions; write the table ``day``, and correct the count of done
+    deliveries.
 
     Args:
         tx: the transaction.
@@ -264,50 +270,58 @@ def drop(tx: SqlTransaction, day: Day, rest: Day | None, before: float) -> int:
         return 0  # another host has dropped it
     tables = [f"{table}_{number}" for table in PARTITIONED for number in numbers]
     tx.run(f"LOCK TABLE {', '.join(tables)} IN SHARE MODE")
-    ended, kept, arrived = _copy_what_stays(tx, old, before)
+    copied = _copy_what_stays(tx, old, before)
     tx.run(f"SET LOCAL lock_timeout TO {DROP_MILLISECONDS}")
     tx.run(f"LOCK TABLE {', '.join(PARTITIONED)} IN ACCESS EXCLUSIVE MODE")
     for table in PARTITIONED:
         for number in numbers:
             tx.run(f"ALTER TABLE {table} DETACH PARTITION {table}_{number}")
             tx.run(f"DROP TABLE {table}_{number}")
-        if arrived:
+        if copied.arrivals:
             tx.run(f"ALTER TABLE {_rest_table(table, old)} RENAME TO {table}_{numbers[0]}")
             tx.run(attach_day(table, numbers[0], day.until))
         else:
             tx.run(f"DROP TABLE {_rest_table(table, old)}")
     tx.run(_FORGET_DAYS, numbers=numbers)
-    if arrived:
+    if copied.arrivals:
         opened_at = old[0].opened_at
         tx.run(_ADD_REST, number=numbers[0], until=day.until, opened_at=opened_at)
-    tx.run(_COUNT_DONE, dropped=ended - kept)
-    return ended - kept
+    dropped = copied.ended_before - copied.ended
+    tx.run(_COUNT_DONE, dropped=dropped)
+    return dropped
 
 
 def _rest_table(table: str, old: Sequence[Day]) -> str:
     return f"{table}_{old[0].number}_rest"
 
 
-def _copy_what_stays(tx: SqlTransaction, old: Sequence[Day], before: float) -> tuple[int, int, int]:
-    """Return how many deliveries had ended, and how many rows of ``ended`` and ``arrival`` stay."""
+class _Copied(NamedTuple):
+    """The rows of ``ended`` before, and the rows of ``ended`` and of ``arrival`` that stay."""
+
+    ended_before: int
+    ended: int
+    arrivals: int
+
+
+def _copy_what_stays(tx: SqlTransaction, old: Sequence[Day], before: float) -> _Copied:
     for table in PARTITIONED:
         tx.run(f"CREATE TABLE {_rest_table(table, old)} (LIKE {table} INCLUDING ALL)")
-    ended = kept = arrived = 0
-    left = _rest_table("ended", old)
+    ended = kept = arrivals_kept = 0
+    rest = _rest_table("ended", old)
     for each in old:
         table = f"ended_{each.number}"
         (count,) = tx.one(f"SELECT count(*) FROM {table}") or (0,)
         ended += count
         # All rows of the rest have keys: its old rows are deleted one by one.
-        since = float("-inf") if each.rest else before
-        kept += tx.run(_COPY_DONE.format(left=left, table=table), before=since)
+        since = _EVER if each.rest else before
+        kept += tx.run(_COPY_DONE.format(rest=rest, table=table), before=since)
     for each in old:
         first, end = each.sequences
         keep = _COPY_ARRIVALS.format(
-            left=_rest_table("arrival", old), table=f"arrival_{each.number}", ended=left
+            rest=_rest_table("arrival", old), table=f"arrival_{each.number}", ended=rest
         )
-        arrived += tx.run(keep, first=first, end=end)
-    return ended, kept, arrived
+        arrivals_kept += tx.run(keep, first=first, end=end)
+    return _Copied(ended, kept, arrivals_kept)
 
 
 # -- old arrivals ---------------------------------------------------------------------------------

@@ -179,7 +179,7 @@ class MemoryInbox:
             raise StoreUnavailableError("the store is closed")
 
     def samples(self) -> Sequence[Sample]:
-        """See :meth:`Inbox.samples`: there are no connections, and leases are private."""
+        """See :meth:`Inbox.samples`: memory has no connections and no commits to measure."""
         return ()
 
     async def clock_offset(self) -> float | None:

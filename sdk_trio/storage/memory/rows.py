@@ -37,7 +37,7 @@ REMEMBERED_IDS = 500_000
 #: Memory for unfinished deliveries, bodies included, in bytes.
 MOST_BYTES = 256 * 1024 * 1024
 
-#: Memory for other bodies that came under known keys, in bytes; further ones are only counted.
+#: Memory for other bodies that came under known keys, in bytes; further ones are not kept.
 EVIDENCE_BYTES = 16 * 1024 * 1024
 
 #: Approximate memory of a row without its body, in bytes.
@@ -91,7 +91,7 @@ class MemoryRow(msgspec.Struct, eq=False):
 
     @property
     def lease(self) -> Lease | None:
-        """Its lease, if it was claimed; a dead owner's successor has only its name on the row."""
+        """Its lease; None also for the run of a dead owner, which has a successor and no token."""
         return Lease(self.key, self.token) if self.token else None
 
     def has_body(self, raw: bytes) -> bool:
@@ -106,7 +106,8 @@ class MemoryRow(msgspec.Struct, eq=False):
         return DeliveryRecord(**values, raw=self.raw if body else None)
 
 
-#: The fields of a record that a row has, too. Done deliveries are never put back.
+#: The fields of a record that a row has, too. ``generation`` is always 0: a done delivery has no
+#: body here, and is never put back.
 _RECORDED = frozenset(
     field.name for field in attrs.fields(DeliveryRecord) if field.name not in ("raw", "generation")
 )

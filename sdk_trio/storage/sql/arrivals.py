@@ -1,6 +1,6 @@
 """Arrivals: how a delivery is added, found by its key, and removed.
 
-On PostgreSQL the table ``arrival_key`` does all of it: ``arrival`` is partitioned
+On PostgreSQL keys are unique and found in the table ``arrival_key``: ``arrival`` is partitioned
 (:mod:`storage.engines.postgres_days`), and a unique index of keys would hold within a partition
 only. On SQLite each page that a transaction changes is written whole, so an index of random keys
 would cost every delivery a page. There the newest arrivals are searched row by row. After every

@@ -43,8 +43,8 @@ LANES: Final = 200
 
 
 # Written so that only the indexes of the lanes match: a planner without statistics would otherwise
-# read the whole table. A later delivery of the lane may be leased: it was claimed before the
-# earlier one was put back, or was committed.
+# read the whole table. A later delivery of the lane may be leased already: it was claimed before
+# the earlier one was put back, or before the arrival of the earlier one was committed.
 def _is_first(this: str) -> str:
     """Return SQL that is true if the row of ``work`` with this alias is the first of its lane."""
     return f"""

@@ -127,7 +127,6 @@ def read_checkpoint(tx: SqlTransaction, name: str) -> str | None:
 #: reads the sequences between two arrivals that are further outside than this.
 _SKEW_SECONDS = 3600.0
 
-# Further conditions, for which PostgreSQL has indexes.
 _CONDITIONS = {
     "type": "arrival.type = :type",
     "subject": "arrival.subject = :subject",
@@ -136,6 +135,7 @@ _CONDITIONS = {
     "until": "arrival.received_at < :until",
 }
 _BETWEEN = ("arrival.sequence > :after", "arrival.sequence < :before")
+# Further conditions, for which PostgreSQL has indexes.
 _INDEXED_CONDITIONS = {
     name: f"left(arrival.{name}, {INDEXED_CHARACTERS}) = left(:{name}, {INDEXED_CHARACTERS})"
     for name in ("type", "subject")
@@ -371,8 +371,7 @@ def _sequences_between(
 
 # -- counts --------------------------------------------------------------------------------------
 
-# By indexes, but for the last row, the number of all that are not done: those that no row counts
-# are received.
+# The last row counts all of `work`, the others use indexes. The difference are the received ones.
 _COUNTS = f"""
 SELECT state, count(*) FROM work WHERE {in_set_aside()} GROUP BY state
 UNION ALL SELECT 'running', count(*) FROM work
