@@ -405,7 +405,7 @@ class GroupCommit(trio.abc.Instrument):
                 self._worker.post(self._commit_next, self._on_return)
 
     async def _linger(self) -> None:
-        """End the time of lingering units: the end of the iteration hands them over."""
+        """Set the time of lingering units to 0: the end of the iteration then hands them over."""
         with self._lingering:
             while True:
                 await self._someone_lingers.wait()

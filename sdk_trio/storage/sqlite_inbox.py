@@ -175,7 +175,7 @@ class SqliteInbox(SqlInbox):
     async def claim(self, delivery: NewDelivery) -> Admitted:
         key, unawaited = delivery.key, self._unawaited
         unawaited.keys.add(key)
-        if key in unawaited.leases:  # the end of its run could not be recorded
+        if key in unawaited.leases:  # its run has ended without `finish`
             unawaited.drop(unawaited.leases[key])
         interrupted = unawaited.interrupted_run(key)
         # Not synced: no sender is answered because of a claim, so after a power cut the sender
@@ -195,7 +195,11 @@ class SqliteInbox(SqlInbox):
     async def _count_interrupted(
         self, run: InterruptedRun, lease: Lease, delivery: NewDelivery
     ) -> int:
-        """Count a run of the key during which an earlier process ended; 0: that was done."""
+        """Count a run of the key during which an earlier process ended.
+
+        Returns:
+            How many ends were added; 0: they were counted already.
+        """
         return await self._commits.submit(
             partial(
                 deliveries.count_ends,

@@ -47,7 +47,10 @@ SurelyNew = tuple[Arriving, Version]
 
 
 class UnawaitedLease(Lease, kw_only=True, eq=False, gc=False):
-    """The lease of a run whose claim is not awaited: its delivery, claim, slot and version."""
+    """The lease of a run whose claim is not awaited.
+
+    ``version`` is that of the store in which its key was new.
+    """
 
     delivery: NewDelivery
     claim: Unit
@@ -154,7 +157,10 @@ class UnawaitedClaims:
         return deliveries.claim_all(tx, self._terms, arriving, surely_new=are_new)
 
     def drop(self, lease: Lease) -> None:
-        """Give up a lease, if it is one of :attr:`leases`: no :meth:`finish` follows."""
+        """Give up a lease, if it is one of :attr:`leases`: no :meth:`finish` follows.
+
+        If its claim was stored, the next renewal gives that up, too.
+        """
         found = self.leases.get(lease.key)
         if found is lease:
             del self.leases[lease.key]
@@ -287,7 +293,10 @@ class UnawaitedEnds:
         return all(end.unit.finished for end in self._ends.values())
 
     def repeat_failed(self) -> None:
-        """Post again what the store has failed; the next commit of any caller takes it along."""
+        """Post again what the store has failed; the next commit of any caller takes it along.
+
+        The ends of a lost store are forgotten.
+        """
         for end in list(self._ends.values()):
             if end.unit.finished:
                 self._forget(end)

@@ -2,8 +2,8 @@
 
 If the server is unavailable, a transaction that has not reached its COMMIT runs again on a new
 connection, once. If the connection breaks during the COMMIT, the outcome is unknown, and the
-transaction is not run again. Until the server answers, calls are refused at once, and connection
-attempts follow after pauses that double up to 5 s.
+transaction is not run again. After a conflict it runs again, up to :data:`CONFLICT_LIMIT` times.
+During the pauses between connection attempts, which double up to 5 s, calls are refused at once.
 """
 
 import math

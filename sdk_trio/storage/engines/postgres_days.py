@@ -3,13 +3,15 @@
 A day is a range of sequences, ``number << DAY_BITS`` and up. The next day is opened in two
 transactions: the first makes its partitions, and the second moves the numbering into its range.
 Until then arrivals go into the current day, however long that takes. So sequences rise without
-relying on a clock, and a host that writes during the change finds a partition for either range.
+relying on a clock, and a host that writes during the change finds a partition for either range, if
+need be when its transaction runs again.
 
-A day whose last delivery is past its retention is closed. First the keys of its deliveries are
+A day whose last arrival is past its retention is closed. First the keys of its deliveries are
 removed in batches: they are still listed and counted then, but cannot be changed, and the same id
 counts as new. Then its partitions are dropped, but for the few rows that have to stay: these become
 a *rest*, a partition that neighboring closed days share, with at most :data:`MOST_LEFT` rows. If a
-close is interrupted, the next pass finds no keys to remove, and continues with the drop.
+close is interrupted, the next pass goes through the day again, finds no keys to remove, and
+continues with the drop.
 
 :func:`maintain` does both, on a connection of its own, so that no delivery waits for it. The other
 functions run in a transaction.
@@ -104,7 +106,7 @@ def read(tx: SqlTransaction) -> list[Day]:
 def plan(days: Sequence[Day], before: float) -> OldDays:
     """Plan the retention: deliveries that were done before ``before`` may be removed.
 
-    A day of usual length waits until all of it may be removed. If a day was open for longer,
+    A day of usual length waits until all of its arrivals are so old. If a day was open for longer,
     because no process has opened the next one, its old rows are deleted one by one.
     """
     close, by_rows = [], []
@@ -247,10 +249,10 @@ _ADD_REST = "INSERT INTO day VALUES (:number, :until, :opened_at, true)"
 def drop(tx: SqlTransaction, day: Day, rest: Day | None, before: float) -> int:
     """Drop the partitions of a day, but for the rows that stay; return how many done went.
 
-    In this order: check that no other host was faster; lock the partitions, which can still be
-    read; copy what stays into a new partition; lock the whole tables, for as long as it takes to
-    change the catalog; swap the partitions; write the table ``day``, and correct the count of done
-    deliveries.
+    In this order: check that no other host was faster; lock the partitions, which can be read but
+    not written meanwhile; copy what stays into a new partition; lock the whole tables, for as long
+    as it takes to change the catalog; swap the partitions; write the table ``day``, and correct the
+    count of done deliveries.
 
     Args:
         tx: the transaction.
@@ -264,6 +266,7 @@ def drop(tx: SqlTransaction, day: Day, rest: Day | None, before: float) -> int:
     """
     old = [day] if rest is None else [rest, day]
     numbers = [each.number for each in old]
+    tx.run(f"SET LOCAL lock_timeout TO {DROP_MILLISECONDS}")
     tx.all("SELECT 1 FROM day WHERE number IN ints(:numbers) FOR UPDATE", numbers=numbers)
     found = tx.all(_READ.format(which="WHERE number IN ints(:numbers)"), numbers=numbers)
     if [Day(*row) for row in found] != old:
@@ -271,7 +274,6 @@ def drop(tx: SqlTransaction, day: Day, rest: Day | None, before: float) -> int:
     tables = [f"{table}_{number}" for table in PARTITIONED for number in numbers]
     tx.run(f"LOCK TABLE {', '.join(tables)} IN SHARE MODE")
     copied = _copy_what_stays(tx, old, before)
-    tx.run(f"SET LOCAL lock_timeout TO {DROP_MILLISECONDS}")
     tx.run(f"LOCK TABLE {', '.join(PARTITIONED)} IN ACCESS EXCLUSIVE MODE")
     for table in PARTITIONED:
         for number in numbers:
@@ -324,7 +326,7 @@ def _copy_what_stays(tx: SqlTransaction, old: Sequence[Day], before: float) -> _
     return _Copied(ended, kept, arrivals_kept)
 
 
-# -- old arrivals ---------------------------------------------------------------------------------
+# -- old deliveries ------------------------------------------------------------------------------
 
 # In the order of an index, so that no row is found twice, whether it was deleted or not.
 _OLD = """
@@ -352,7 +354,7 @@ def find_old(
 
 
 class Maintained(NamedTuple):
-    """The number of done deliveries dropped with their days, and the other days with old rows."""
+    """How many done deliveries were dropped with their days, and which days may have old rows."""
 
     dropped: int
     by_rows: Sequence[Day]
@@ -429,7 +431,10 @@ def _open(transactions: _Transactions, now: float) -> None:
 
 
 def _close(transactions: _Transactions, day: Day, before: float) -> int | None:
-    """Drop a day; return how many done deliveries went. None: it leaves too many."""
+    """Drop a day; return how many done deliveries went. None: it leaves too many.
+
+    0 also if others use the tables: the next pass tries again.
+    """
     left = transactions.run(count_left, day, before)
     if left > MOST_LEFT:
         return None

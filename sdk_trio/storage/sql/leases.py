@@ -5,10 +5,15 @@ token, and an outcome has to name it. A renewal gives up every lease of its owne
 does not hold in memory, and a lease without renewal expires. So an abandoned call, a late commit
 and a lost answer need no undo.
 
-Functions of a transaction, described by :class:`Inbox`. A claim skips rows that another process is
-claiming (``SKIP LOCKED``), so any number of processes claim at the same time. Only the first
-unfinished delivery of a lane is claimed. If two hosts claim at the same moment, a unique index of
-PostgreSQL ensures that.
+Functions of a transaction, described by :class:`storage.ports.Inbox`. A claim skips rows that
+another process is claiming (``SKIP LOCKED``), so any number of processes claim at the same time. A
+*lane* has the ordered deliveries of one subject: only its first unfinished one is claimed. If two
+hosts claim at the same moment, a unique index of PostgreSQL ensures that. A *group* has deliveries
+that a pause or a limit of their handler holds back (``policies``). A *suspect* is a delivery that
+ran when a process ended.
+
+The lease of a single task, such as leading, is a row of the table ``lease``. Its *term* counts the
+changes of its owner.
 """
 
 from collections.abc import Collection, Sequence
@@ -408,7 +413,7 @@ def renew(
     *,
     now: float,
 ) -> Renewed:
-    """Extend this owner's ``leases``, and give up its others; keep those of ``pending`` tokens.
+    """Extend this owner's ``leases`` and those of ``pending`` tokens, and give up its others.
 
     The keys of ``leases`` that another owner has taken over are reported as lost.
     """
@@ -542,7 +547,7 @@ def take_over(
 
 
 # If a clock was ahead when a retry was planned, the retry would wait for hours after the clock was
-# corrected. With `now` 0, every retry was decided in the future.
+# corrected. With `now` 0, every retry was decided in the future: a server's clock needs `all` then.
 _RESCHEDULE = """
 UPDATE work SET next_attempt_at = clock(), failed_at = clock()
 WHERE state = 'retrying' AND queued AND next_attempt_at > clock()
