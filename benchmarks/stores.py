@@ -98,7 +98,7 @@ def _insert_done(tx: SqlTransaction, delivery: NewDelivery, _: int) -> None:
     arriving = [Arriving(delivery, token)]
     ((_, sequence),) = deliveries.accept_all(tx, _TERMS, arriving, surely_new=True)
     assert sequence is not None
-    deliveries.end_all(tx, _TERMS, [RunEnd(sequence, token, now, begun=now)])
+    deliveries.end_all(tx, [RunEnd(sequence, token, now, begun=now)])
 
 
 def _insert_finished(tx: SqlTransaction, delivery: NewDelivery, number: int) -> None:

@@ -195,7 +195,8 @@ def test_the_applications_of_the_page_accept_only_requests_signed_by_the_gateway
         assert httpx.post(hooks, content=b"{}").status_code == 401
         assert answer(LOCAL, event="order.created") == answer(LOCAL, event="order.created") == 200
     reported = printed.read_text()
-    assert sorted(re.findall(r"order\.paid (\S+)", reported)) == ["msg_0", "msg_1", "msg_2"]
+    # A slow application may get a request twice.
+    assert set(re.findall(r"order\.paid (\S+)", reported)) == {"msg_0", "msg_1", "msg_2"}
     assert reported.count("order.created x") == 1
 
 

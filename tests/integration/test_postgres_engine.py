@@ -289,16 +289,16 @@ def test_changes_are_counted_for_the_other_hosts_and_outlive_the_engine(
 
 
 @pytest.mark.parametrize("only_item", [True, False])
-def test_a_complete_statement_is_committed_and_counted_once(
+def test_a_whole_unit_is_committed_and_noted_once(
     database: Database, path: str, only_item: bool
 ) -> None:
     engine = database.engine("mine", path)
-    text = f"WITH made AS ({PUT} ON CONFLICT DO NOTHING RETURNING key), counted(made, 1) "
+    text = f"WITH made AS ({PUT} ON CONFLICT DO NOTHING RETURNING key), note_change(made, 1) "
     text += "SELECT key FROM made"
 
     def work(transaction: Any, key: str) -> None:
         # A transaction that has changed nothing may continue.
-        rows = transaction.complete(text, key=key) or transaction.all(
+        rows = transaction.run_whole_unit(text, key=key) or transaction.all(
             f"{PUT} RETURNING key", key=f"not {key}"
         )
         transaction.note_change(done=len(rows))
@@ -313,7 +313,7 @@ def test_a_complete_statement_is_committed_and_counted_once(
 
 
 @pytest.mark.parametrize("only_item", [True, False])
-def test_a_complete_insert_of_what_is_known_changes_nothing(
+def test_an_insert_as_a_whole_unit_of_what_is_known_changes_nothing(
     database: Database, path: str, only_item: bool
 ) -> None:
     engine = database.engine(dsn=path)
@@ -321,7 +321,7 @@ def test_a_complete_insert_of_what_is_known_changes_nothing(
     made: list[Any] = []
     for _ in range(2):
         engine.transact(
-            lambda transaction: made.append(transaction.insert(ITEM, [row], complete=True)),
+            lambda transaction: made.append(transaction.insert(ITEM, [row], whole_unit=True)),
             durable=True,
             only_item=only_item,
         )
@@ -438,7 +438,7 @@ def test_a_commit_whose_end_is_unknown_is_reported_and_not_run_again(
 
     def work(transaction: Any) -> None:
         ran.append(1)
-        transaction.complete(f"{PUT} RETURNING key", key="unknown")
+        transaction.run_whole_unit(f"{PUT} RETURNING key", key="unknown")
         if not only_item:
             transaction.note_change()
 

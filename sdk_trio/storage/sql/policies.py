@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import attrs
+import msgspec
 
 from ...base.throttle import TokenBucket
 from ...records.policies import ClaimLimits, EventPause, GroupLimit, burst_of
@@ -47,8 +48,7 @@ _ROUNDS = 20
 Find = Callable[[str, int], list[int]]
 
 
-@attrs.define
-class ChosenEvents:
+class ChosenEvents(msgspec.Struct):
     """Events of groups that a claim leases, and its findings.
 
     ``superseded`` are the keys of events that were ended, each with that of the newer one.
@@ -56,8 +56,8 @@ class ChosenEvents:
     group wait for a slot, a token or a worker. ``more``: another claim finds more at once.
     """
 
-    sequences: list[int] = attrs.field(factory=list)
-    superseded: list[tuple[str, str]] = attrs.field(factory=list)
+    sequences: list[int] = []
+    superseded: list[tuple[str, str]] = []
     next_at: float | None = None
     waiting: bool = False
     more: bool = False
