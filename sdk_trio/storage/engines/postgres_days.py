@@ -354,7 +354,7 @@ def find_old(
 
 
 class Maintained(NamedTuple):
-    """How many done deliveries were dropped with their days, and which days may have old rows."""
+    """The done deliveries dropped with their days, and the days that may have old rows."""
 
     dropped: int
     by_rows: Sequence[Day]
