@@ -92,7 +92,7 @@ def refuse_commit() -> NoReturn:
 
 
 # On PostgreSQL this is the lock of an update, so claims and renewals skip the row. The token is the
-# fence; the number makes sure that it is the run that the handler was told of.
+# fence; the number makes sure that it is the run whose event the handler has.
 _LOCK_RUN = """
 SELECT 1 FROM work WHERE sequence = :sequence AND lease_token = :token AND state = 'running'
     AND earlier_attempts + attempts = :attempt FOR NO KEY UPDATE
