@@ -199,7 +199,7 @@ class InlineRuns:
                     )
                 if not ended.is_concluded:
                     await self._record(lease, arrival, outcome, seconds)
-            self._recorder.report(delivery, attempt, outcome, handler, seconds)
+            self._recorder.report(delivery, attempt, outcome, handler, seconds, delivery.address)
             in_flight.answer = answers.OK
             if failure is not None and type(outcome) is Retry:
                 in_flight.answer = _ask_again(failure)
@@ -247,6 +247,8 @@ class InlineRuns:
         if delivery.raw != in_flight.raw:
             await self._inbox.keep_other(delivery)
             self._recorder.report_different_body(delivery)
+        else:
+            self._recorder.report_duplicate(delivery)
         self._counters.count("duplicate", signer=delivery.signer)
         return in_flight.answer or BUSY
 

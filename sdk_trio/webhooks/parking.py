@@ -79,5 +79,5 @@ class Parking:
             return self._recorder.answer_known(delivery, admitted)
         if not admitted.same_body:
             self._recorder.report_different_body(delivery)
-        self._recorder.report(delivery, 0, parked)
+        self._recorder.report(delivery, 0, parked, address=delivery.address)
         return answers.OK

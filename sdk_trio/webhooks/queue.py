@@ -226,7 +226,7 @@ class WorkerPool:
                 return self._runner.recorder.answer_known(arrival.delivery, admitted)
             if not admitted.same_body:
                 self._runner.recorder.report_different_body(arrival.delivery)
-            self._counters.count("accepted", signer=delivery.signer)
+            self._runner.recorder.report_received(delivery)
             if admitted.lease is not None and not self._closed:
                 if admitted.earlier:
                     arrival = resumed(arrival, admitted)

@@ -238,14 +238,27 @@ class OutcomeRecorder:
 
     # -- in the log and the counters ---------------------------------------------------------
 
+    def report_received(self, delivery: NewDelivery) -> None:
+        """Count and log an event that was stored, and runs later."""
+        self._counters.count("accepted", signer=delivery.signer)
+        fields = names_of(delivery)
+        fields["type"] = delivery.type
+        fields["address"] = delivery.address
+        _log.info("webhook.received", **fields)
+
     def answer_known(self, delivery: NewDelivery, admitted: Admitted) -> Answer:
         """Answer a delivery whose key the inbox has: 200, or 503 while the first one runs."""
-        if not admitted.same_body:
-            self.report_different_body(delivery)
+        if admitted.same_body:
+            self.report_duplicate(delivery)
         else:
-            _log.info("webhook.duplicate", **names_of(delivery), type=delivery.type)
+            self.report_different_body(delivery)
         self._counters.count("duplicate", signer=delivery.signer)
         return BUSY if admitted.admission is Admission.RUNNING else answers.OK
+
+    def report_duplicate(self, delivery: NewDelivery) -> None:
+        """Log a delivery of a known key with the same body."""
+        fields = names_of(delivery)
+        _log.info("webhook.duplicate", **fields, type=delivery.type, address=delivery.address)
 
     def report_different_body(self, delivery: NewDelivery) -> None:
         """Count and log a known key that arrived with another body; the inbox has stored both."""
@@ -289,26 +302,23 @@ class OutcomeRecorder:
         outcome: Outcome,
         handler: BoundHandler | None = None,
         seconds: float = 0.0,
+        address: str | None = None,
     ) -> None:
-        """Count and log the outcome of run number ``attempt``, which took ``seconds``."""
-        if type(outcome) is Done and outcome.reason is None:
-            self._counters.count("handled", signer=delivery.signer)
-            if delivery.tenant_id is None and handler is not None and not delivery.signer:
-                # The common case: build no dictionary, which a disabled log would discard.
-                _log.info(
-                    "webhook.handled",
-                    webhook_id=delivery.webhook_id,
-                    type=delivery.type,
-                    attempt=attempt,
-                    handler=handler.name,
-                    seconds=seconds,
-                )
-                return
-        fields = {**names_of(delivery), "type": delivery.type, "attempt": attempt}
+        """Count and log the outcome of run number ``attempt``, which took ``seconds``.
+
+        ``address`` is that of the sender, for a run whose ``webhook.received`` was not logged.
+        """
+        fields = names_of(delivery)
+        fields["type"] = delivery.type
+        fields["attempt"] = attempt
         if handler is not None:
-            fields |= {"handler": handler.name, "seconds": seconds}
+            fields["handler"] = handler.name
+            fields["seconds"] = seconds
+        if address is not None:
+            fields["address"] = address
         match outcome:
             case Done(reason=None):
+                self._counters.count("handled", signer=delivery.signer)
                 _log.info("webhook.handled", **fields)
             case Done(reason=reason):
                 self._counters.count("discarded", signer=delivery.signer)
@@ -346,8 +356,10 @@ class OutcomeRecorder:
 
 def names_of(delivery: NewDelivery) -> dict[str, Any]:
     """Return the log fields that name a delivery: its id, and its tenant or source if any."""
-    if delivery.tenant_id is None:
-        if delivery.source is not None:
-            return {"webhook_id": delivery.webhook_id, "source": delivery.source}
-        return {"webhook_id": delivery.webhook_id}
-    return {"webhook_id": delivery.webhook_id, "tenant_id": delivery.tenant_id}
+    fields = {"webhook_id": delivery.webhook_id}
+    if delivery.tenant_id is not None:
+        fields["tenant_id"] = delivery.tenant_id
+    # Most signers are the host's, and have an empty name.
+    elif delivery.signer and delivery.source is not None:
+        fields["source"] = delivery.source
+    return fields

@@ -162,11 +162,12 @@ class TracedRecorder(OutcomeRecorder):
         outcome: Outcome,
         handler: BoundHandler | None = None,
         seconds: float = 0.0,
+        address: str | None = None,
     ) -> None:
         """Count and log an outcome; see :meth:`OutcomeRecorder.report`."""
         if isinstance(outcome, Done | Dead | Parked):
             self._links.forget(delivery.key)
-        super().report(delivery, attempt, outcome, handler, seconds)
+        super().report(delivery, attempt, outcome, handler, seconds, address)
 
 
 class TracedRunner(DeliveryRunner):

@@ -8,7 +8,6 @@ import os
 from typing import TYPE_CHECKING, Final
 
 from ..base.http import Headers
-from ..base.logs import get_logger
 from ..config import Secret, Settings
 from ..errors import DeliveryDecodingError, StoreUnavailableError
 from ..events import (
@@ -32,8 +31,6 @@ from .verdict import Accepted, Cause, Delivery, Rejected, verify_delivery
 if TYPE_CHECKING:
     from ..records.tenants import Tenant
     from .tenant_keys import TenantKeys
-
-_log = get_logger("webhooks")
 
 _PREFIX_LENGTH = len(SYNTHETIC_PREFIX)
 
@@ -141,25 +138,17 @@ class WebhookVerification:
         # Most ids are compared without a call of a function.
         if webhook_id[:_PREFIX_LENGTH] == SYNTHETIC_PREFIX:
             webhook_id = delivered_id(webhook_id)
-        kind, address = envelope.type, screened.origin.address
-        if tenant is None:
-            _log.info("webhook.received", webhook_id=webhook_id, type=kind, address=address)
-        else:
-            name = tenant.identifier
-            _log.info(
-                "webhook.received", webhook_id=webhook_id, type=kind, address=address, tenant=name
-            )
         return VerifiedDelivery(  # noqa: ASYNC910 - answering is a checkpoint
             NewDelivery(
                 webhook_id=webhook_id,
-                type=kind,
+                type=envelope.type,
                 raw=body,
                 timestamp=verdict.timestamp,
                 received_at=now,
                 subject=subject_of(envelope),
                 tenant_id=erased if tenant is None else tenant.id,
                 signer=signer,
-                address=address,
+                address=screened.origin.address,
             ),
             envelope,
         )

@@ -22,10 +22,10 @@ SCHEDULED = {"futex", "epoll_wait", "mprotect", "mmap", "munmap", "brk", "sched_
 @pytest.mark.parametrize(
     ("way", "most", "syncs", "steps"),
     [
-        ("inline", 30, 1, 8300),
-        ("enqueued", 33, 1, 9600),
-        ("inline:fresh", 38, 1, 11800),
-        ("enqueued:fresh", 41, 1, 12250),
+        ("inline", 30, 1, 7750),
+        ("enqueued", 33, 1, 9450),
+        ("inline:fresh", 38, 1, 11250),
+        ("enqueued:fresh", 41, 1, 12000),
         ("memory", 4, 0, 4050),
         ("memory:fresh", 13, 0, 7550),
     ],

@@ -343,12 +343,27 @@ async def test_deliveries_that_cannot_be_taken_are_a_handful_of_lines_however_ma
     assert 1 <= len([line for line in refused if line["cause"] == "draining"]) <= most
 
 
-async def test_a_delivery_is_seen_in_the_log_with_its_source(caplog):
+@pytest.mark.parametrize("enqueue", [False, True])
+async def test_each_delivery_is_one_line_with_its_source_when_it_is_answered(caplog, enqueue):
     caplog.set_level("INFO", logger="sdk_trio")
-    async with serving(registry(works)) as app:
+    from_here = {"webhook_id": "m", "type": "order.paid", "address": "127.0.0.1"}
+    async with serving(registry(works, enqueue=enqueue)) as app:
+        request = delivery_request(signed(webhook_id="m"))
+        for _ in range(2):
+            await exchange(app, request)
+    (handled,) = lines_of(caplog, "webhook.handled")
+    assert (handled["handler"], handled["attempt"]) == ("works", 1)
+    assert lines_of(caplog, "webhook.received") == ([from_here] if enqueue else [])
+    assert enqueue or from_here.items() <= handled.items()
+    assert lines_of(caplog, "webhook.duplicate") == [from_here]
+
+
+async def test_an_event_that_is_parked_is_seen_in_the_log_with_its_source(caplog):
+    async with serving(HandlerRegistry()) as app:
         await exchange(app, delivery_request(signed(webhook_id="m")))
-    (line,) = lines_of(caplog, "webhook.received")
-    assert line == {"webhook_id": "m", "type": "order.paid", "address": "127.0.0.1"}
+    (parked,) = lines_of(caplog, "webhook.parked")
+    assert parked["address"] == "127.0.0.1"
+    assert not lines_of(caplog, "webhook.received")
 
 
 # -- hypercorn -----------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ import trio
 
 from ...base.executor import run_in_thread
 from ...base.http import Headers
-from ...base.logs import get_logger
 from ...config import Settings
 from ...config.options.sources import SourceOptions
 from ...errors import OptionsValidationError, Problem
@@ -16,8 +15,6 @@ from ..answers import RequestRefusal
 from ..arrival import LARGE_BYTES, VerifiedDelivery
 from ..verdict import Rejected
 from .schemes import Genuine, Keys, Scheme
-
-_log = get_logger("webhooks")
 
 
 class Source(msgspec.Struct, frozen=True, eq=False):
@@ -65,13 +62,6 @@ class Source(msgspec.Struct, frozen=True, eq=False):
         if isinstance(verdict, Rejected):
             fields = {"detail": verdict.detail}
             return RequestRefusal(str(verdict.cause), answers.INVALID, fields)
-        _log.info(
-            "webhook.received",
-            webhook_id=verdict.webhook_id,
-            type=verdict.type,
-            address=address,
-            source=self.name,
-        )
         delivery = NewDelivery(
             webhook_id=verdict.webhook_id,
             type=verdict.type,
