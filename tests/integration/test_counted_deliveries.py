@@ -25,7 +25,7 @@ SCHEDULED = {"futex", "epoll_wait", "mprotect", "mmap", "munmap", "brk", "sched_
         ("inline", 30, 1, 7750),
         ("enqueued", 33, 1, 9450),
         ("inline:fresh", 38, 1, 11250),
-        ("enqueued:fresh", 41, 1, 12000),
+        ("enqueued:fresh", 41, 1, 12150),
         ("memory", 4, 0, 4050),
         ("memory:fresh", 13, 0, 7550),
     ],
