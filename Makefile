@@ -56,11 +56,11 @@ CHANGED = $(if $(filter-out %.py,$?),$(SOURCES),$?)
 WITH_ASYNC_WORDS := grep -lE 'async|\btrio|BaseException|except(:|[*])' /dev/null
 $(VENV)/.async-checked: $(SOURCES) Makefile $(VENV)/.installed-dev
 	@$(WITH_ASYNC_WORDS) $(filter-out $(WITHOUT_CHECKPOINTS) $(ON_ASYNCIO),$(CHANGED)) | \
-		xargs -r -n 20 -P 4 $(BIN)/flake8-async $(FLAKE8_ASYNC)
+		xargs -r -n 60 -P 4 $(BIN)/python tests/async_rules.py $(FLAKE8_ASYNC)
 	@$(WITH_ASYNC_WORDS) $(filter $(WITHOUT_CHECKPOINTS),$(CHANGED)) | \
-		xargs -r -n 20 -P 4 $(BIN)/flake8-async $(FLAKE8_ASYNC_CONNECTIONS)
+		xargs -r -n 60 -P 4 $(BIN)/python tests/async_rules.py $(FLAKE8_ASYNC_CONNECTIONS)
 	@$(WITH_ASYNC_WORDS) $(filter $(ON_ASYNCIO),$(CHANGED)) | \
-		xargs -r -n 20 -P 4 $(BIN)/flake8-async $(FLAKE8_ASYNC_ASYNCIO)
+		xargs -r -n 60 -P 4 $(BIN)/python tests/async_rules.py $(FLAKE8_ASYNC_ASYNCIO)
 	@touch $@
 
 types: $(VENV)/.installed-dev
