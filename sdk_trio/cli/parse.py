@@ -414,28 +414,24 @@ def _fill_group(parser: Parser, *, group: str, alone: bool) -> None:
             fill = partial(_fill_group, group=f"{prefix}{word}", alone=alone)
         else:
             continue
-        words = f"{prefix}{word}"
         choices.add_parser(
             word,
             help=summary,
             description=about,
-            epilog=_examples(words),
             # Examples are lines of their own.
             formatter_class=argparse.RawDescriptionHelpFormatter,
             fill=fill,
         )
 
 
-def _examples(words: str) -> str | None:
+def _examples(words: str) -> str:
     lines = [line for line in EXAMPLES.splitlines() if f"{line} ".startswith(f"{words} ")]
-    # A group's help lists its commands, each of which has examples of its own.
-    if words in GROUPS:
-        return None
     return "\n  ".join(("examples:", *(f"{PROGRAM} {line}" for line in lines)))
 
 
 def _fill_command(parser: Parser, *, command: Command, alone: bool) -> None:
-    """Declare the arguments of a command, and those of the settings."""
+    """Declare the arguments of a command, and those of the settings; add its examples."""
+    parser.epilog = _examples(command.words)
     module = f"{__package__}.{command.target.partition(':')[0]}"
     group = _half_of(module) if alone else import_module(module)
     last = command.words.split()[-1].replace("-", "_")

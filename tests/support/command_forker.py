@@ -34,10 +34,14 @@ _MODULES = (
     "sdk_trio.cli.replication",
     "sdk_trio.cli.restore",
     "sdk_trio.cli.run",
+    "sdk_trio.cli.storage",
     "sdk_trio.cli.tenants",
     "sdk_trio.cli.trigger",
     "sdk_trio.runtime.admin",
     "sdk_trio.runtime.replication",
+    "sdk_trio.storage.sql.tenants",
+    "sdk_trio.storage.sqlite_inbox",
+    "encodings.idna",
 )
 
 
