@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import attrs
@@ -25,6 +26,18 @@ class Death:
     pid: int
     status: int
     at_ns: int
+
+
+async def _ended(process: Program) -> None:
+    """Wait for the end of a process, without asking for it all the time."""
+    with suppress(ProcessLookupError):  # it has ended, and its parent has waited for it
+        descriptor = os.pidfd_open(process.pid)
+        try:
+            await trio.lowlevel.wait_readable(descriptor)
+        finally:
+            os.close(descriptor)
+    while process.poll() is None:
+        await trio.sleep(0.002)
 
 
 @attrs.define
@@ -73,8 +86,7 @@ class Respawned:
                 self.starts += 1
                 task_status.started()
                 task_status = trio.TASK_STATUS_IGNORED
-                while self.process.poll() is None:
-                    await trio.sleep(0.002)
+                await _ended(self.process)
                 ended = (self.process.pid, self.process.returncode, time.monotonic_ns())
                 self.deaths.append(Death(*ended))
                 await trio.sleep(RESTART_SECONDS)
