@@ -16,8 +16,8 @@ import pytest
 from support.programs import node_package, program
 
 ROOT = Path(__file__).parents[2]
-#: pyright finds the packages of the Python that it finds first. With more room for new objects, node
-#: copies fewer of them.
+#: pyright finds the packages of the Python that it finds first. With more room for new objects,
+#: node copies fewer of them.
 ENVIRONMENT = {
     **os.environ,
     "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",

@@ -20,7 +20,7 @@ from trio_websocket import open_websocket_url
 
 from .waiting import PATIENCE_SECONDS, wait_until
 
-# Without windows a new page costs a tenth of the processor time that the whole browser needs for it.
+# Without windows a page takes a tenth of the processor time that it takes in the whole browser.
 CHROMIUM = shutil.which("chromium-headless-shell") or shutil.which("chromium")
 
 #: Parts of the errors of a request while the page changes.
