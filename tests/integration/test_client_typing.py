@@ -16,7 +16,7 @@ import pytest
 from support.programs import node_package, program
 
 ROOT = Path(__file__).parents[2]
-#: pyright finds the packages of the Python that it finds first. With more room for new objects,
+#: pyright finds the packages of the Python that it finds first. In a larger space for new objects,
 #: node copies fewer of them.
 ENVIRONMENT = {
     **os.environ,
