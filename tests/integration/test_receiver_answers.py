@@ -347,6 +347,26 @@ async def test_a_type_without_handler_is_kept_as_parked(store, event_type, caplo
     assert caplog.text.count("webhook.parked") == 1
 
 
+async def test_a_parked_event_that_is_delivered_again_to_an_inline_handler_runs_once(tmp_path):
+    """Its sender was answered 200, so workers run it, and the redelivery does not."""
+    runs = []
+
+    async def pays(event):
+        runs.append(event.webhook_id)
+
+    on_disk = {"Storage__Backend": "Sqlite", "Storage__Path": str(tmp_path / "data")}
+    again = delivery_request(signed("order.paid", webhook_id="a"))
+    async with serving(HandlerRegistry(), **on_disk) as app:
+        assert (await exchange(app, again)).status == 200
+        assert (await app.store.get("a")).state is DeliveryState.PARKED
+    async with serving(registry(pays), **on_disk) as app:
+        for _ in range(3):
+            assert (await exchange(app, again)).status == 200
+        await app.settle()
+        record = await app.store.get("a")
+    assert (record.state, record.attempts, runs) == (DeliveryState.DONE, 1, ["a"])
+
+
 async def test_a_payload_that_does_not_fit_is_dispatched_all_the_same(store, caplog):
     seen = []
 

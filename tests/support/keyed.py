@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from sdk_trio.records.deliveries import Admitted, Due, Lease, NewDelivery
+from sdk_trio.records.deliveries import Admission, Admitted, Due, Lease, NewDelivery
 
 
 class ByKey:
@@ -39,6 +39,7 @@ class ByKey:
 
     def _remember(self, admitted: Admitted) -> Admitted:
         if admitted.lease is not None:
+            assert admitted.admission is Admission.NEW, "a lease of a delivery that must not run"
             self.leases[admitted.lease.key] = admitted.lease
         return admitted if self.for_runner else msgspec.structs.replace(admitted, lease=None)
 

@@ -82,7 +82,7 @@ class Arriving(msgspec.Struct, frozen=True, gc=False):
     token: int | None
 
 
-#: The answer, and the sequence of a delivery that was kept or put back.
+#: The answer, and the sequence for the lease of a delivery that may run; None: it may not.
 Answer = tuple[Admitted, int | None]
 
 #: The answer for a new key.
@@ -287,12 +287,13 @@ def _admit_known(
     if rule.change is Change.NOTHING:
         return Admitted(rule.admission, attempts, same_body), None
     again = readmit(rule.change, state, attempts=attempts, earlier_attempts=stored.earlier_attempts)
-    token = None if rule.change is Change.QUEUE else arriving.token
+    may_run = rule.change is not Change.QUEUE
+    token = arriving.token if may_run else None
     _readmit(tx, terms, delivery, sequence, stored, again, token, reason)
     admitted = Admitted(
         rule.admission, again.attempts, same_body, again.earlier_attempts, stored.generation
     )
-    return admitted, sequence
+    return admitted, sequence if may_run else None
 
 
 class _Stored(NamedTuple):
