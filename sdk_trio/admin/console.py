@@ -39,7 +39,8 @@ from .query import (
 if TYPE_CHECKING:
     from ..records.notifications import NotificationId
     from ..records.tenants import AuditRecord, Tenant
-    from ..storage.ports import AlertStore, NotificationStore
+    from ..storage.sql.alerts import AlertStore
+    from ..storage.sql.notifications import NotificationStore
     from ..tenants.service import TenantService
     from ..tenants.status import TransitionResult
 

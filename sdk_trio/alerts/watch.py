@@ -12,7 +12,7 @@ import random
 import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import attrs
 import trio
@@ -26,10 +26,12 @@ from ..errors import NotRunningError, StoreUnavailableError
 from ..notifications.send import Outcome, RetrySchedule, ending_of
 from ..records.alerts import Alert, AlertBook, AlertMessage, AlertName
 from ..records.notifications import NotificationState
-from ..storage.ports import AlertStore
 from ..storage.term import TermEndedError
 from .conditions import AlertCondition, Facts, evaluate
 from .lifecycle import MOST_MESSAGES, DueMessage, advance
+
+if TYPE_CHECKING:
+    from ..storage.sql.alerts import AlertStore
 
 _log = get_logger("alerts")
 
@@ -83,7 +85,7 @@ class AlertWatch:
 
     def __init__(
         self,
-        store: Callable[[], AlertStore],
+        store: Callable[[], "AlertStore"],
         observe: Callable[[], Awaitable[Facts]],
         senders: Mapping[str, MessageSender],
         options: AlertsOptions,

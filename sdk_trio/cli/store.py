@@ -7,7 +7,7 @@ from argparse import Namespace
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import trio
 
@@ -16,13 +16,16 @@ from ..config import Settings, StorageBackend
 from ..config.options.sources import SourceOptions
 from ..errors import StoreUnavailableError, TenantsDisabledError
 from ..storage import open as storage
-from ..storage.ports import AlertStore, Inbox, Store
+from ..storage.ports import Inbox, Store
 from ..storage.sql.schema import DATABASE_NAME
 from ..tenants.identity import is_tenant_id
 from ..tenants.service import TenantService
 from .parse import UsageError
 from .settings import load
 from .terminal import say
+
+if TYPE_CHECKING:
+    from ..storage.sql.alerts import AlertStore
 
 T = TypeVar("T")
 
@@ -45,7 +48,7 @@ async def open_inbox(settings: Settings) -> AsyncIterator[Inbox]:
 
 
 @asynccontextmanager
-async def open_alerts(settings: Settings) -> AsyncIterator[AlertStore]:
+async def open_alerts(settings: Settings) -> AsyncIterator["AlertStore"]:
     """Open the alerts of the existing store; errors are those of :func:`open_inbox`."""
     missing = why_unreachable(settings)
     if missing is not None:

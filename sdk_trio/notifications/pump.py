@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from math import inf
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import attrs
 import trio
@@ -31,7 +32,6 @@ from ..records.notifications import (
     Recovered,
     SendResult,
 )
-from ..storage.ports import NotificationStore
 from .send import (
     Again,
     Ambiguous,
@@ -42,6 +42,9 @@ from .send import (
     interrupted,
     log_fault,
 )
+
+if TYPE_CHECKING:
+    from ..storage.sql.notifications import NotificationStore
 
 _log = get_logger("notifications")
 
@@ -159,7 +162,7 @@ class ChannelRunner:
         self,
         name: str,
         channel: Channel,
-        store: NotificationStore,
+        store: "NotificationStore",
         *,
         limits: ChannelLimits,
         clock: Callable[[], float],
@@ -384,7 +387,7 @@ class NotificationPump:
     def __init__(
         self,
         channels: Mapping[str, Channel],
-        store: NotificationStore,
+        store: "NotificationStore",
         *,
         limits: Mapping[str, ChannelLimits] | None = None,
         changed: Flag | None = None,

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from ..records.tenants import Tenant
     from ..replication.health import ReplicationHealth
     from ..replication.verification import VerificationState
-    from ..storage.ports import AlertStore, NotificationStore
+    from ..storage.sql.alerts import AlertStore
+    from ..storage.sql.notifications import NotificationStore
     from ..tenants.service import TenantService
     from ..webhooks import WebhookReceiver
     from ..webhooks.rejections import RejectionRing

@@ -48,9 +48,9 @@ from .sql.leases import PollCursor
 
 if TYPE_CHECKING:
     # Most receivers have no tenants, and start without these modules.
-    from .sql.alerts import SqlAlerts
-    from .sql.notifications import SqlNotifications
-    from .sql.tenants import SqlTenants, SqlUpgrade
+    from .sql.alerts import AlertStore
+    from .sql.notifications import NotificationStore
+    from .sql.tenants import TenantStore, UpgradeStore
 
 T = TypeVar("T")
 
@@ -97,32 +97,32 @@ class SqlInbox(SqlPart, ABC):
         self._starting: GroupedWork = lambda tx, items: deliveries.start_all(tx, terms, items)
 
     @cached_property
-    def tenants(self) -> "SqlTenants":
+    def tenants(self) -> "TenantStore":
         """The tenants."""
-        from .sql.tenants import SqlTenants
+        from .sql.tenants import TenantStore
 
-        return SqlTenants(self._terms, self._commits, self._readers)
+        return TenantStore(self._terms, self._commits, self._readers)
 
     @cached_property
-    def upgrade(self) -> "SqlUpgrade":
+    def upgrade(self) -> "UpgradeStore":
         """The upgrade from a single tenant."""
-        from .sql.tenants import SqlUpgrade
+        from .sql.tenants import UpgradeStore
 
-        return SqlUpgrade(self._terms, self._commits, self._readers)
+        return UpgradeStore(self._terms, self._commits, self._readers)
 
     @cached_property
-    def notifications(self) -> "SqlNotifications":
+    def notifications(self) -> "NotificationStore":
         """The messages to site managers."""
-        from .sql.notifications import SqlNotifications
+        from .sql.notifications import NotificationStore
 
-        return SqlNotifications(self._terms, self._commits, self._readers)
+        return NotificationStore(self._terms, self._commits, self._readers)
 
     @cached_property
-    def alerts(self) -> "SqlAlerts":
+    def alerts(self) -> "AlertStore":
         """The alerts."""
-        from .sql.alerts import SqlAlerts
+        from .sql.alerts import AlertStore
 
-        return SqlAlerts(self._terms, self._commits, self._readers)
+        return AlertStore(self._terms, self._commits, self._readers)
 
     @property
     def lost(self) -> str | None:

@@ -1,4 +1,4 @@
-"""The interfaces of a store; every store passes the same contract suite.
+"""The interface of a store; every store passes the same contract suite.
 
 Every ``async`` method is a checkpoint, except, in memory, ``claim`` and the ``finish`` of an inline
 run. A method that writes returns when the change is durable (SQLite: synced to disk; memory: kept
@@ -30,30 +30,12 @@ from ..records.deliveries import (
 from ..records.policies import ClaimLimits, EventPause
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
+    from .effects import Effects, T
 
     # Most receivers have no tenants, and start without these modules.
-    from ..records.alerts import Alert, AlertBook, AlertMessage
-    from ..records.notifications import (
-        CreatedMessages,
-        DueNotifications,
-        NotificationId,
-        NotificationRecord,
-        NotificationState,
-        OutboxPoll,
-        Recovered,
-        SendResult,
-    )
-    from ..records.tenants import (
-        AuditRecord,
-        CredentialSource,
-        OutboxRecord,
-        Tenant,
-        TenantPurged,
-        TenantStatus,
-    )
-    from ..records.upgrades import Assigned, StoredBody, UpgradeMarker
-    from .effects import Effects, T
+    from .sql.alerts import AlertStore
+    from .sql.notifications import NotificationStore
+    from .sql.tenants import TenantStore, UpgradeStore
 
 
 class Inbox(Protocol):
@@ -523,301 +505,6 @@ class Inbox(Protocol):
         ...
 
 
-class TenantStore(Protocol):
-    """Tenants with their audit trail and their outbox.
-
-    Every change writes its audit row, and each transition its outbox row, in the transaction that
-    changes the tenant: all of these rows are committed, or none.
-    """
-
-    async def add(self, tenant: "Tenant", audit: "AuditRecord") -> None:
-        """Add a tenant that does not exist yet.
-
-        Raises:
-            TenantExistsError: its id, identifier or organization id is taken; nothing is changed.
-        """
-        ...
-
-    async def change(
-        self,
-        tenant: "Tenant",
-        audit: "AuditRecord",
-        outbox: "OutboxRecord | None" = None,
-        *,
-        announced: bool = False,
-    ) -> None:
-        """Replace the tenant's row by ``tenant``, whose version is one above the stored one.
-
-        ``announced``: the process that makes the change has notifications enabled. Its first
-        transition sets the position of :meth:`NotificationStore.create_messages` to just before
-        itself, unless the position was set or notifications were switched off before. A command may
-        make such a transition while the first daemon starts.
-
-        Raises:
-            TenantConflictError: the stored version is another one; nothing is changed.
-            TenantExistsError: the organization id is taken; nothing is changed.
-            UnknownTenantError: there is no tenant with this id.
-        """
-        ...
-
-    async def note(self, audit: "AuditRecord") -> None:
-        """Add an audit row without changing the tenant, for a transition that was refused."""
-        ...
-
-    async def purge(
-        self, tenant: "Tenant", audit: "AuditRecord", *, forget_audit: bool = False
-    ) -> "TenantPurged":
-        """Remove the tenant's row, deliveries, messages and outbox rows; add ``audit``.
-
-        With ``forget_audit`` its earlier audit rows are removed as well; nothing else removes any.
-        The next :meth:`Inbox.wipe` overwrites remnants in unused parts of the store's files.
-
-        Raises:
-            TenantConflictError: the stored version is not that of ``tenant``.
-            UnknownTenantError: there is no tenant with this id.
-        """
-        ...
-
-    async def get(self, tenant_id: str) -> "Tenant | None":
-        """Return the tenant with this id, or None."""
-        ...
-
-    async def find(self, identifier: str) -> "Tenant | None":
-        """Return the tenant with this identifier, or None."""
-        ...
-
-    async def owner_of(self, organization_id: str) -> "Tenant | str | None":
-        """Return the tenant of this organization of the upstream, or None.
-
-        If its tenant was purged, and it has none now, return the id of the purged one.
-        """
-        ...
-
-    async def holders(
-        self, sources: "Sequence[CredentialSource]", *, but: str
-    ) -> "Mapping[CredentialSource, Sequence[str]]":
-        """Return for each source the identifiers of the tenants that name it.
-
-        The tenant with the id ``but`` is left out. The cost depends on the result's size only.
-        """
-        ...
-
-    async def page(
-        self, *, status: "TenantStatus | None" = None, after: str = "", limit: int = 100
-    ) -> "Sequence[Tenant]":
-        """List tenants by identifier, those whose identifier comes after ``after``."""
-        ...
-
-    async def counts(self) -> "dict[TenantStatus, int]":
-        """Return how many tenants are in each status; statuses without any are 0."""
-        ...
-
-    async def audit(
-        self, tenant_id: str | None = None, *, after_sequence: int = 0, limit: int = 100
-    ) -> "Sequence[AuditRecord]":
-        """List audit rows, oldest first: of one tenant, which may have been purged, or of all."""
-        ...
-
-    async def outbox(
-        self, *, after_sequence: int = 0, limit: int = 100
-    ) -> "Sequence[OutboxRecord]":
-        """List transitions, oldest first. Sequences are never reused, and they increase."""
-        ...
-
-    async def revision(self) -> int:
-        """Return a number that grows with every change of any tenant, by any process."""
-        ...
-
-
-class UpgradeStore(Protocol):
-    """The progress of the upgrade from a single tenant, and its batches.
-
-    One upgrade runs at a time. In a shared store, the host that has the lease runs it; on one
-    machine, the caller holds a lock.
-    """
-
-    async def lead(self, *, seconds: float) -> int | None:
-        """Take or renew the lease of the host that upgrades; otherwise as :meth:`Inbox.lead`."""
-        ...
-
-    def fenced(self, term: int) -> "AbstractContextManager[None]":
-        """Refuse writes of this open store within the block once ``term`` has ended.
-
-        Writes of tenants, markers and batches then raise TermEndedError and change nothing. The
-        starts and successes of deliveries are not refused: their leases fence them.
-        """
-        ...
-
-    async def marker(self) -> "UpgradeMarker | None":
-        """Return the marker; None while the upgrade is pending."""
-        ...
-
-    async def save(self, marker: "UpgradeMarker") -> None:
-        """Replace the marker."""
-        ...
-
-    async def count_unassigned(self) -> int:
-        """Return how many deliveries have no tenant."""
-        ...
-
-    async def bodies(
-        self, tenant_id: str | None, *, after: int, limit: int
-    ) -> "Sequence[StoredBody]":
-        """Return the next ``limit`` bodies of a tenant's deliveries, None: of those without one.
-
-        They have sequences above ``after``; bodies that the retention has removed are skipped.
-        """
-        ...
-
-    async def assign_batch(self, marker: "UpgradeMarker", *, limit: int) -> "Assigned":
-        """Give the default tenant to those of the next ``limit`` deliveries that have none.
-
-        They have sequences above the marker's position. The marker moves in the same transaction,
-        so no delivery is skipped or counted twice, whenever the process ends.
-        """
-        ...
-
-
-class NotificationStore(Protocol):
-    """Messages to site managers: one record for each transition and channel.
-
-    A lease has an owner and a deadline, and no token: the owner is that of the inbox. A leased
-    message is claimed; after :meth:`start` it may have been sent. A message that may have been sent
-    is sent again if it is repeatable, and is ``unknown`` otherwise, so an old claim guards nothing.
-    """
-
-    async def create_messages(
-        self, channels: Mapping[str, bool], *, now: float, oldest: float, limit: int = 500
-    ) -> "CreatedMessages":
-        """Give the next ``limit`` transitions a message on each of ``channels``.
-
-        ``channels`` maps each channel to whether its messages are repeatable. The position is the
-        last transition that has messages; the next ones follow it. The first call ever, and the
-        first after :meth:`switch_off`, only set the position to the newest transition, so older
-        ones are not announced. An announced transition may have set it before
-        (:meth:`TenantStore.change`). Transitions before ``oldest`` (Unix seconds) get messages that
-        are ``skipped``. Messages that wait on any other channel become ``skipped``, too.
-        """
-        ...
-
-    async def switch_off(self) -> None:
-        """Stop announcing. Transitions before the next :meth:`create_messages` are never announced.
-
-        Waiting messages are unchanged.
-        """
-        ...
-
-    async def poll(self, channels: Mapping[str, bool], *, now: float) -> "OutboxPoll":
-        """Return whether ``create_messages`` or ``claim_due`` would find anything; only read."""
-        ...
-
-    async def claim_due(self, channel: str, *, limit: int, now: float) -> "DueNotifications":
-        """Lease up to ``limit`` messages of one channel without a lease, oldest first.
-
-        ``pending`` messages are due, ``retrying`` ones whose time has come, and any whose lease (of
-        another owner) has expired. If such a message was ``sending``, it is due if it is
-        repeatable, and becomes ``unknown`` if not.
-        """
-        ...
-
-    async def start(self, id: "NotificationId", *, now: float) -> bool:
-        """Mark a message as ``sending``, one more attempt; False: do not send it.
-
-        True only if we hold its lease and it waits.
-        """
-        ...
-
-    async def finish(self, id: "NotificationId", ending: "SendResult", *, now: float) -> bool:
-        """Record the end of an attempt and give up the lease.
-
-        Returns False, and changes nothing, if we no longer hold the lease.
-        """
-        ...
-
-    async def release(self) -> None:
-        """Give up all of our leases whose sending has not begun."""
-        ...
-
-    async def recover(self, *, now: float) -> "Recovered":
-        """Take away the leases of all other owners, known to be dead.
-
-        A message that was ``sending`` is due again if it is repeatable, else ``unknown``.
-        """
-        ...
-
-    async def renew(self, ids: "Collection[NotificationId]", *, now: float) -> "Recovered":
-        """Extend those of our leases that are held, by their ``ids``, and give up all others.
-
-        As :meth:`Inbox.renew`. A message that may have been sent is due again if it is repeatable,
-        else ``unknown``.
-        """
-        ...
-
-    async def retry(self, ids: "Sequence[NotificationId]") -> "Sequence[NotificationId]":
-        """Put ``failed``, ``skipped`` and ``unknown`` messages back to ``pending``, attempts at 0.
-
-        Returns those that were put back.
-        """
-        ...
-
-    async def get(self, id: "NotificationId") -> "NotificationRecord | None":
-        """Return one message, or None."""
-        ...
-
-    async def find(
-        self,
-        *,
-        state: "NotificationState | None" = None,
-        channel: str | None = None,
-        tenant_id: str | None = None,
-        before: "NotificationId | None" = None,
-        limit: int = 50,
-    ) -> "Sequence[NotificationRecord]":
-        """List messages, the newest transition first; only older ones than ``before``."""
-        ...
-
-    async def counts(self) -> "dict[NotificationState, int]":
-        """Return how many messages are in each state; states without any are 0."""
-        ...
-
-    async def purge(self, *, before: float) -> int:
-        """Remove the messages that were finished before that time; return their number."""
-        ...
-
-
-class AlertStore(Protocol):
-    """Alerts and the messages about them; one row for each condition."""
-
-    async def load(self, *, waiting_only: bool = False) -> "AlertBook":
-        """Return every alert, and its messages, the oldest first.
-
-        With ``waiting_only`` it returns only those messages that are still to be sent.
-        """
-        ...
-
-    async def save(
-        self,
-        alerts: "Sequence[Alert]",
-        messages: "Sequence[AlertMessage]",
-        *,
-        now: float,
-        term: int | None = None,
-    ) -> None:
-        """Write these rows in one transaction, in place of those with their names and ids.
-
-        Messages that were finished long before ``now`` (Unix seconds) are removed. If ``term`` is
-        given, the rows are written only while this host leads in that term.
-
-        Raises:
-            TermEndedError: another host may lead, and have changed the rows.
-        """
-        ...
-
-    async def count_dead_letters(self, *, since: float) -> int:
-        """Count the dead letters that became dead at ``since`` (Unix seconds) or later."""
-        ...
-
-
 class Store(Inbox, Protocol):
     """An open store: the inbox, and the stores of tenants, their upgrade, messages and alerts.
 
@@ -825,21 +512,21 @@ class Store(Inbox, Protocol):
     """
 
     @property
-    def tenants(self) -> TenantStore:
+    def tenants(self) -> "TenantStore":
         """The tenants."""
         ...
 
     @property
-    def upgrade(self) -> UpgradeStore:
+    def upgrade(self) -> "UpgradeStore":
         """The upgrade from a single tenant."""
         ...
 
     @property
-    def notifications(self) -> NotificationStore:
+    def notifications(self) -> "NotificationStore":
         """The messages to site managers."""
         ...
 
     @property
-    def alerts(self) -> AlertStore:
+    def alerts(self) -> "AlertStore":
         """The alerts."""
         ...

@@ -7,10 +7,13 @@ outbox, by sequence.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from ..base.bell import Flag
 from ..records.tenants import OutboxRecord
-from ..storage.ports import TenantStore
+
+if TYPE_CHECKING:
+    from ..storage.sql.tenants import TenantStore
 
 
 class TransitionFeed:
@@ -21,7 +24,7 @@ class TransitionFeed:
     may have changed.
     """
 
-    def __init__(self, store: TenantStore, position: int) -> None:
+    def __init__(self, store: "TenantStore", position: int) -> None:
         self._store = store
         self.position: int = position
         self.changed: Flag = Flag()
@@ -53,7 +56,7 @@ class Subscribers:
         self._flags: set[Flag] = set()
 
     @contextmanager
-    def subscribe(self, store: TenantStore, after: int) -> Iterator[TransitionFeed]:
+    def subscribe(self, store: "TenantStore", after: int) -> Iterator[TransitionFeed]:
         """Return a feed of the transitions after that sequence, during the block."""
         feed = TransitionFeed(store, after)
         self._flags.add(feed.changed)

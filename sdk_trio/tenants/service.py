@@ -12,7 +12,7 @@ not query the store for its tenant each time.
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Final, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 
 import attrs
 import trio
@@ -39,7 +39,6 @@ from ..records.tenants import (
     TenantStatus,
     Transition,
 )
-from ..storage.ports import TenantStore
 from . import identity
 from .feed import Subscribers, TransitionFeed
 from .status import (
@@ -51,6 +50,9 @@ from .status import (
     TransitionResult,
     decide,
 )
+
+if TYPE_CHECKING:
+    from ..storage.sql.tenants import TenantStore
 
 #: Cached results of queries, including "there is none": two for each of 8000 tenants, about ten
 #: megabytes.
@@ -236,7 +238,7 @@ class TenantService:
     def __init__(
         self,
         settings: Settings,
-        store: TenantStore,
+        store: "TenantStore",
         *,
         clock: Callable[[], float] = wall,
         new_id: Callable[[], uuid.UUID] = uuid.uuid4,

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import msgspec
@@ -20,11 +20,13 @@ from ..errors import (
     UnknownTenantError,
 )
 from ..records.tenants import Tenant
-from ..storage.ports import TenantStore
 from .credentials import CredentialReader
 from .databases import STALL_SECONDS, TenantDatabase, TenantDatabases, databases_directory
 from .service import POLL_SECONDS, TenantService
 from .status import TenantKey
+
+if TYPE_CHECKING:
+    from ..storage.sql.tenants import TenantStore
 
 _log = get_logger("tenants")
 
@@ -292,7 +294,7 @@ class TenantRuntime:
     def __init__(
         self,
         settings: Settings,
-        store: TenantStore,
+        store: "TenantStore",
         *,
         clock: Callable[[], float],
         client_factory: ClientFactory | None = None,

@@ -26,7 +26,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import apsw
 import attrs
@@ -41,11 +41,13 @@ from ..config.options.tenants import SingleTenantUpgradeOptions
 from ..errors import DefaultTenantError, InvalidTenantError, NotSupportedError, UpgradeError
 from ..records.tenants import Tenant
 from ..records.upgrades import UpgradeMarker, UpgradeState
-from ..storage.ports import TenantStore
 from .database_copy import is_open_elsewhere
 from .databases import databases_directory
 from .identity import check_identifier, check_name, is_organization_id
 from .service import TenantService
+
+if TYPE_CHECKING:
+    from ..storage.sql.tenants import TenantStore
 
 DATABASE = "database"
 DELIVERIES = "deliveries"
@@ -585,7 +587,7 @@ class DefaultTenantFinder:
     It checks before it adds, so that an upgrade that cannot succeed leaves no trace.
     """
 
-    def __init__(self, store: TenantStore, tenants: TenantService) -> None:
+    def __init__(self, store: "TenantStore", tenants: TenantService) -> None:
         self._store = store
         self._tenants = tenants
 

@@ -26,7 +26,6 @@ from ...records.policies import name_of_glob, resume_options
 from ...records.tenants import Tenant, TenantStatus
 from ...storage.examine import Contents, Examination, examine
 from ...storage.open import open_store, postgres_address
-from ...storage.ports import NotificationStore
 from ...storage.sql.schema import BEING_FILLED, DATABASE_NAME, FILLING, VERSION
 from ...tenants.credentials import CredentialReader
 from ..pauses import pauses_in
@@ -37,6 +36,7 @@ from .machine import STORAGE_PATH
 
 if TYPE_CHECKING:
     from ...storage.examine_postgres import PostgresExamination
+    from ...storage.sql.notifications import NotificationStore
 
 #: The time limit of SQLite's integrity check, in seconds: it reads the whole file.
 CHECK_SECONDS = 5.0
@@ -527,7 +527,7 @@ def _named(tenants: list[Tenant]) -> str:
     return f"tenants {names}" + ("" if len(tenants) <= 5 else ", ...")
 
 
-async def _check_messages(store: NotificationStore, report: Report) -> None:
+async def _check_messages(store: "NotificationStore", report: Report) -> None:
     counts = await store.counts()
     for state, remedy in _NEEDS_OPERATOR.items():
         if counts[state]:

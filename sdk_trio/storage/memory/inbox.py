@@ -67,8 +67,8 @@ from .policies import Allowance
 from .rows import MOST_BYTES, REMEMBERED_IDS, ROW_BYTES, Deliveries, MemoryRow
 
 if TYPE_CHECKING:
-    from ..sql.notifications import SqlNotifications
-    from ..sql.tenants import SqlTenants
+    from ..sql.notifications import NotificationStore
+    from ..sql.tenants import TenantStore
     from .tables import MemoryAlerts, MemoryTables, MemoryUpgrade
 
 P = ParamSpec("P")
@@ -143,11 +143,11 @@ class MemoryInbox:
         return MemoryTables() if self._shares is None else self._shares._tables
 
     @cached_property
-    def tenants(self) -> "SqlTenants":
+    def tenants(self) -> "TenantStore":
         """The tenants."""
-        from ..sql.tenants import SqlTenants
+        from ..sql.tenants import TenantStore
 
-        return SqlTenants(self._terms, self._tables, self._tables)
+        return TenantStore(self._terms, self._tables, self._tables)
 
     @cached_property
     def upgrade(self) -> "MemoryUpgrade":
@@ -157,11 +157,11 @@ class MemoryInbox:
         return MemoryUpgrade(self._terms, self._tables, self._rows)
 
     @cached_property
-    def notifications(self) -> "SqlNotifications":
+    def notifications(self) -> "NotificationStore":
         """The messages to site managers."""
-        from ..sql.notifications import SqlNotifications
+        from ..sql.notifications import NotificationStore
 
-        return SqlNotifications(self._terms, self._tables, self._tables)
+        return NotificationStore(self._terms, self._tables, self._tables)
 
     @cached_property
     def alerts(self) -> "MemoryAlerts":

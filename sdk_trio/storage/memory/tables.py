@@ -14,10 +14,10 @@ from ...records.states import DeliveryState
 from ...records.upgrades import Assigned, StoredBody, UpgradeMarker
 from ..admission import LeaseTerms
 from ..engines.sqlite_connection import SQLITE, SqliteTransaction
-from ..sql.alerts import SqlAlerts
+from ..sql.alerts import AlertStore
 from ..sql.dialect import SqlTransaction
 from ..sql.schema import statements
-from ..sql.tenants import SqlUpgrade
+from ..sql.tenants import UpgradeStore
 from .rows import Deliveries
 
 T = TypeVar("T")
@@ -68,8 +68,8 @@ class MemoryTables:
         self._closed = True
 
 
-class MemoryAlerts(SqlAlerts):
-    """:class:`AlertStore` in memory, where deliveries are rows of Python."""
+class MemoryAlerts(AlertStore):
+    """:class:`AlertStore` where deliveries are rows of Python."""
 
     def __init__(self, terms: LeaseTerms, tables: MemoryTables, rows: Deliveries) -> None:
         super().__init__(terms, tables, tables)
@@ -83,8 +83,8 @@ class MemoryAlerts(SqlAlerts):
         )
 
 
-class MemoryUpgrade(SqlUpgrade):
-    """:class:`UpgradeStore` in memory, where deliveries are rows of Python."""
+class MemoryUpgrade(UpgradeStore):
+    """:class:`UpgradeStore` where deliveries are rows of Python."""
 
     def __init__(self, terms: LeaseTerms, tables: MemoryTables, rows: Deliveries) -> None:
         super().__init__(terms, tables, tables)

@@ -1,7 +1,6 @@
 """Alerts and the messages about them.
 
-Functions of a transaction; :class:`SqlAlerts` has them as methods, and :class:`AlertStore`
-describes them.
+Functions of a transaction; :class:`AlertStore` has them as methods.
 """
 
 from collections.abc import Sequence
@@ -44,7 +43,10 @@ _COUNT_DEAD = "SELECT count(*) FROM work WHERE state = 'dead' AND finished_at >=
 
 
 def load(tx: SqlTransaction, *, waiting_only: bool = False) -> AlertBook:
-    """Return the alerts and their messages; with ``waiting_only`` those that are not sent yet."""
+    """Return every alert, and its messages, the oldest first.
+
+    With ``waiting_only`` it returns only those messages that are still to be sent.
+    """
     alerts = [_alert_of(row) for row in tx.all(_ALERTS)]
     rows = tx.all(_MESSAGES, waiting_only=waiting_only)
     return AlertBook(alerts, [_message_of(row) for row in rows])
@@ -53,7 +55,7 @@ def load(tx: SqlTransaction, *, waiting_only: bool = False) -> AlertBook:
 def save(
     tx: SqlTransaction, alerts: Sequence[Alert], messages: Sequence[AlertMessage], now: float
 ) -> None:
-    """Write alerts and messages, and remove old messages."""
+    """Write rows in place of those with their names and ids, and remove old messages."""
     for alert in alerts:
         tx.run(_SAVE_ALERT, **_alert_values(alert))
     for message in messages:
@@ -62,7 +64,7 @@ def save(
 
 
 def count_dead_letters(tx: SqlTransaction, *, since: float) -> int:
-    """Count the recent dead letters."""
+    """Count the dead letters that became dead at ``since`` (Unix seconds) or later."""
     return int(tx.all(_COUNT_DEAD, since=since)[0][0])
 
 
@@ -99,8 +101,8 @@ def _message_of(row: Row) -> AlertMessage:
     return AlertMessage(**values)
 
 
-class SqlAlerts(SqlPart):
-    """:class:`AlertStore` in a SQL store."""
+class AlertStore(SqlPart):
+    """Alerts and the messages about them; one row for each condition."""
 
     load = on_reader(load)
     count_dead_letters = on_reader(count_dead_letters)
@@ -113,6 +115,14 @@ class SqlAlerts(SqlPart):
         now: float,
         term: int | None = None,
     ) -> None:
+        """Write these rows in one transaction, in place of those with their names and ids.
+
+        Messages that were finished long before ``now`` (Unix seconds) are removed. If ``term`` is
+        given, the rows are written only while this host leads in that term.
+
+        Raises:
+            TermEndedError: another host may lead, and have changed the rows.
+        """
         # Copied: the work runs in another thread.
         rows, texts, owner = tuple(alerts), tuple(messages), self._terms.owner
 

@@ -37,8 +37,8 @@ anything was changed, it begins again in a transaction.
 
 Methods of a store: ``get = on_reader(reads.get)`` in the body of a :class:`SqlPart` is the method
 ``get`` with the arguments of ``reads.get`` after the transaction; :func:`committed` and
-:func:`committed_by_owner` are for functions that write. ``storage.ports`` has their contract;
-cancellation is as in the inbox. Arguments are read in another thread, and no argument is copied, so
+:func:`committed_by_owner` are for functions that write. ``storage.ports`` describes the methods of
+the inbox, and how all of them are cancelled. Arguments are read in another thread, and no argument is copied, so
 callers must not change a list meanwhile. Where they may, the method is written out and copies it.
 """
 

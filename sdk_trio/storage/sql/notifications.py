@@ -1,7 +1,7 @@
 """Messages to site managers.
 
-Functions of a transaction; :class:`SqlNotifications` has them as methods, and
-:class:`NotificationStore` describes them. Only a ``retrying`` row has ``next_attempt_at``.
+Functions of a transaction; :class:`NotificationStore` has them as methods. Only a ``retrying`` row
+has ``next_attempt_at``.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -84,7 +84,7 @@ def _newest(tx: SqlTransaction) -> int:
 
 
 def poll(tx: SqlTransaction, channels: Mapping[str, bool], *, now: float) -> OutboxPoll:
-    """Return whether there are new transitions, and the channels with due messages."""
+    """Return whether ``create_messages`` or ``claim_due`` would find anything; only read."""
     reached = position(tx)
     due = [channel for channel in channels if tx.all(_HAS_DUE, channel=channel, now=now)[0][0]]
     return OutboxPoll(reached is None or _newest(tx) > reached, frozenset(due))
@@ -105,7 +105,7 @@ def find(
     before: NotificationId | None = None,
     limit: int = 50,
 ) -> Sequence[NotificationRecord]:
-    """List messages, the newest transition first."""
+    """List messages, the newest transition first; only older ones than ``before``."""
     conditions = {
         "state = :state": state,
         "channel = :channel": channel,
@@ -127,7 +127,7 @@ def find(
 
 
 def counts(tx: SqlTransaction) -> dict[NotificationState, int]:
-    """Return how many messages are in each state."""
+    """Return how many messages are in each state; states without any are 0."""
     found = dict.fromkeys(NotificationState, 0)
     for state, number in tx.all("SELECT state, count(*) FROM notification GROUP BY state"):
         found[NotificationState(state)] = number
@@ -185,7 +185,15 @@ def create_messages(
     oldest: float,
     limit: int = 500,
 ) -> CreatedMessages:
-    """Give the next transitions their messages, and skip messages that wait on other channels."""
+    """Give the next ``limit`` transitions a message on each of ``channels``.
+
+    ``channels`` maps each channel to whether its messages are repeatable. The position is the last
+    transition that has messages; the next ones follow it. The first call ever, and the first after
+    :func:`switch_off`, only set the position to the newest transition, so older ones are not
+    announced. An announced transition may have set it before (:func:`.tenants.change`). Transitions
+    before ``oldest`` (Unix seconds) get messages that are ``skipped``. Messages that wait on any
+    other channel become ``skipped``, too.
+    """
     skipped = tx.run(_SKIP_OTHERS, reason=SWITCHED_OFF, now=now, channels=list(channels))
     # Locked, so that only one of two processes creates the messages, and the position only grows.
     reached = position(tx, lock=True)
@@ -223,7 +231,10 @@ def _set_first_position(tx: SqlTransaction) -> None:
 
 
 def switch_off(tx: SqlTransaction) -> None:
-    """Replace the position by the mark for switched off."""
+    """Stop announcing; transitions before the next :func:`create_messages` are never announced.
+
+    Waiting messages are unchanged.
+    """
     write_checkpoint(tx, POSITION, SILENT)
 
 
@@ -285,7 +296,12 @@ WHERE {sendable()} AND lease_owner = :owner AND {_IS_HELD}
 def claim_due(
     tx: SqlTransaction, terms: LeaseTerms, channel: str, *, limit: int, now: float
 ) -> DueNotifications:
-    """Lease the due messages of one channel, oldest transition first."""
+    """Lease up to ``limit`` messages of one channel without a lease, oldest first.
+
+    ``pending`` messages are due, ``retrying`` ones whose time has come, and any whose lease (of
+    another owner) has expired. If such a message was ``sending``, it is due if it is repeatable,
+    and becomes ``unknown`` if not.
+    """
     values: dict[str, Any] = {"channel": channel, "owner": terms.owner, "now": now}
     lost = _free(tx, f"channel = :channel AND {_EXPIRED_MESSAGES}", **values).lost
     found = [sequence for (sequence,) in tx.all(_FIND_DUE_MESSAGES, **values, limit=limit + 1)]
@@ -317,13 +333,16 @@ def _record(tx: SqlTransaction, id: NotificationId) -> NotificationRecord:
 
 
 def release(tx: SqlTransaction, terms: LeaseTerms) -> None:
-    """Give up leases of ours whose sending has not begun."""
+    """Give up all of our leases whose sending has not begun."""
     if tx.run(_RELEASE_MESSAGES, owner=terms.owner):
         tx.note_change()
 
 
 def recover(tx: SqlTransaction, terms: LeaseTerms, *, now: float) -> Recovered:
-    """Take away the leases of other owners, in a shared store the expired ones."""
+    """Take away the leases of all other owners, known to be dead; in a shared store, expired ones.
+
+    A message that was ``sending`` is due again if it is repeatable, else ``unknown``.
+    """
     return _free(tx, _MESSAGES_OF_OTHERS, owner=terms.owner, shared=terms.shared, now=now)
 
 
@@ -333,7 +352,10 @@ _NOT_HELD = f"lease_owner = :owner AND NOT ({_IS_HELD})"
 def renew(
     tx: SqlTransaction, terms: LeaseTerms, held: Collection[NotificationId], now: float
 ) -> Recovered:
-    """Extend the leases of ours that are ``held``, and give up all others."""
+    """Extend those of our leases that are ``held``, and give up all others, as :meth:`Inbox.renew`.
+
+    A message that may have been sent is due again if it is repeatable, else ``unknown``.
+    """
     names = [f"{id.sequence} {id.channel}" for id in held]
     tx.run(_RENEW_MESSAGES, owner=terms.owner, held=names, seconds=terms.lease_seconds, now=now)
     return _free(tx, _NOT_HELD, owner=terms.owner, held=names, now=now)
@@ -379,7 +401,10 @@ def _key(id: NotificationId) -> dict[str, object]:
 
 
 def start(tx: SqlTransaction, terms: LeaseTerms, id: NotificationId, *, now: float) -> bool:
-    """Mark a message of ours as being sent."""
+    """Mark a message as ``sending``, one more attempt; False: do not send it.
+
+    True only if we hold its lease and it waits.
+    """
     values = {"owner": terms.owner, "seconds": terms.lease_seconds, "now": now}
     return tx.run(_START_SENDING, **values, **_key(id)) == 1
 
@@ -387,7 +412,10 @@ def start(tx: SqlTransaction, terms: LeaseTerms, id: NotificationId, *, now: flo
 def finish(
     tx: SqlTransaction, terms: LeaseTerms, id: NotificationId, ending: SendResult, *, now: float
 ) -> bool:
-    """Record the end of an attempt."""
+    """Record the end of an attempt and give up the lease.
+
+    Returns False, and changes nothing, if we no longer hold the lease.
+    """
     if ending.state is NotificationState.PENDING:
         changed = tx.run(_UNDO_SENDING, owner=terms.owner, **_key(id))
     else:
@@ -408,7 +436,10 @@ def finish(
 
 
 def retry(tx: SqlTransaction, ids: Sequence[NotificationId]) -> Sequence[NotificationId]:
-    """Put messages back that were not sent."""
+    """Put ``failed``, ``skipped`` and ``unknown`` messages back to ``pending``, attempts at 0.
+
+    Returns those that were put back.
+    """
     changed = [id for id in ids if tx.run(_RETRY_MESSAGE, **_key(id))]
     if changed:
         tx.note_change()
@@ -420,8 +451,13 @@ def purge(tx: SqlTransaction, before: float, limit: int) -> int:
     return tx.run(_PURGE_MESSAGES, before=before, limit=limit)
 
 
-class SqlNotifications(SqlPart):
-    """:class:`NotificationStore` in a SQL store."""
+class NotificationStore(SqlPart):
+    """Messages to site managers: one record for each transition and channel.
+
+    A lease has an owner and a deadline, and no token: the owner is that of the inbox. A leased
+    message is claimed; after :meth:`start` it may have been sent. A message that may have been sent
+    is sent again if it is repeatable, and is ``unknown`` otherwise, so an old claim guards nothing.
+    """
 
     create_messages = committed(create_messages)
     switch_off = committed(switch_off)
@@ -444,7 +480,10 @@ class SqlNotifications(SqlPart):
         return await self._commits.submit(lambda tx: retry(tx, chosen))
 
     async def purge(self, *, before: float) -> int:
-        """See :meth:`NotificationStore.purge`. Cancelled, it stops between transactions."""
+        """Remove the messages that were finished before that time; return their number.
+
+        A cancelled call stops between two of its transactions.
+        """
         removed = 0
         while True:
             chunk = await self._commits.submit(lambda tx: purge(tx, before, PURGE_CHUNK))

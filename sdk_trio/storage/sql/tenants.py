@@ -1,10 +1,10 @@
 """Tenants, audit and outbox, and the upgrade from a single tenant.
 
-Functions of a transaction; :class:`SqlTenants` has them as methods. A tenant's row, its audit row
-and its outbox row are committed together or not at all. Every change locks the tenant's row first:
-changes of one tenant by any number of processes run one after the other, and changes of two tenants
-do not wait for each other. So on PostgreSQL a transition may be committed after one with a higher
-number, and readers wait for it (:func:`settled`).
+Functions of a transaction; :class:`TenantStore` and :class:`UpgradeStore` have them as methods. A
+tenant's row, its audit row and its outbox row are committed together or not at all. Every change
+locks the tenant's row first: changes of one tenant by any number of processes run one after the
+other, and changes of two tenants do not wait for each other. So on PostgreSQL a transition may be
+committed after one with a higher number, and readers wait for it (:func:`settled`).
 """
 
 import json
@@ -45,8 +45,8 @@ TRANSITION_COLUMNS = tuple(field.name for field in attrs.fields(OutboxRecord))
 
 
 def _insert(table: str, columns: Sequence[str]) -> str:
-    places = ", ".join(f":{name}" for name in columns)
-    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({places})"
+    marks = ", ".join(f":{name}" for name in columns)
+    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})"
 
 
 _INSERT_TENANT = _insert("tenant", _TENANT_COLUMNS)
@@ -81,7 +81,7 @@ SETTLE_SECONDS = 60.0
 
 # Sets the position to just before the first announced transition, unless it is set, or
 # notifications are switched off.
-_DRAW_LINE = """
+_SET_FIRST_POSITION = """
 INSERT INTO checkpoint (name, value) VALUES (:name, (SELECT coalesce(max(sequence), 0) FROM outbox))
 ON CONFLICT (name) DO NOTHING
 """
@@ -101,12 +101,16 @@ WHERE source.text = :text AND source.tenant_id <> :but ORDER BY identifier
 
 
 def add(tx: SqlTransaction, tenant: Tenant, audit: AuditRecord) -> None:
-    """Insert a tenant and its first audit row."""
+    """Add a tenant that does not exist yet, with its first audit row.
+
+    Raises:
+        TenantExistsError: its id, identifier or organization id is taken; nothing is changed.
+    """
     # Checked before the insert, because the error has to name the holder.
     _refuse_taken(tx, tenant, but="")
     tx.run(_INSERT_TENANT, **_values_of(tenant))
-    _keep_sources(tx, tenant)
-    _keep_audit(tx, audit)
+    _replace_sources(tx, tenant)
+    note(tx, audit)
 
 
 def change(
@@ -117,27 +121,41 @@ def change(
     *,
     announced: bool = False,
 ) -> None:
-    """Update a tenant from the previous version, with its audit and outbox rows."""
+    """Replace the tenant's row by ``tenant``, whose version is one above the stored one.
+
+    ``announced``: the process that makes the change has notifications enabled. Its first transition
+    sets the position of :func:`.notifications.create_messages` to just before itself, unless the
+    position was set or notifications were switched off before. A command may make such a transition
+    while the first daemon starts.
+
+    Raises:
+        TenantConflictError: the stored version is another one; nothing is changed.
+        TenantExistsError: the organization id is taken; nothing is changed.
+        UnknownTenantError: there is no tenant with this id.
+    """
     require_version(_version_of(tx, tenant.id), tenant, expected=tenant.version - 1)
     _refuse_taken(tx, tenant, but=tenant.id)
     tx.run(_UPDATE_TENANT, **_values_of(tenant))
-    _keep_sources(tx, tenant)
-    _keep_audit(tx, audit)
+    _replace_sources(tx, tenant)
+    note(tx, audit)
     if outbox is not None:
         if announced:
-            tx.run(_DRAW_LINE, name=POSITION)
+            tx.run(_SET_FIRST_POSITION, name=POSITION)
         tx.run(_INSERT_TRANSITION, **attrs.asdict(outbox), now=outbox.occurred_at)
-
-
-def note(tx: SqlTransaction, audit: AuditRecord) -> None:
-    """Insert an audit row alone."""
-    _keep_audit(tx, audit)
 
 
 def purge(
     tx: SqlTransaction, tenant: Tenant, audit: AuditRecord, *, forget_audit: bool = False
 ) -> TenantPurged:
-    """Delete all records of a tenant, and add an audit row."""
+    """Remove the tenant's row, deliveries, messages and outbox rows; add ``audit``.
+
+    With ``forget_audit`` its earlier audit rows are removed as well; nothing else removes any. The
+    next :meth:`Inbox.wipe` overwrites remnants in unused parts of the store's files.
+
+    Raises:
+        TenantConflictError: the stored version is not that of ``tenant``.
+        UnknownTenantError: there is no tenant with this id.
+    """
     require_version(_version_of(tx, tenant.id), tenant, expected=tenant.version)
     # Usually few: Inbox.erase has already removed the others in short transactions.
     left = reads.of_tenant(tx, tenant.id, after=0, limit=_ALL)
@@ -155,15 +173,16 @@ def purge(
     tx.run("DELETE FROM tenant WHERE id = :tenant_id", tenant_id=tenant.id)
     if tenant.organization_id is not None:
         deliveries.write_checkpoint(tx, erasure_mark(tenant.organization_id), tenant.id)
-    _keep_audit(tx, audit)
+    note(tx, audit)
     return TenantPurged(removed, audits)
 
 
-def _keep_audit(tx: SqlTransaction, audit: AuditRecord) -> None:
+def note(tx: SqlTransaction, audit: AuditRecord) -> None:
+    """Add an audit row without changing the tenant, for a transition that was refused."""
     tx.run(_INSERT_AUDIT, **attrs.asdict(audit))
 
 
-def _keep_sources(tx: SqlTransaction, tenant: Tenant) -> None:
+def _replace_sources(tx: SqlTransaction, tenant: Tenant) -> None:
     texts = sorted({source_to_text(source) for source in tenant.credentials.sources})
     tx.run("DELETE FROM source WHERE tenant_id = :tenant_id", tenant_id=tenant.id)
     for text in texts:
@@ -200,7 +219,10 @@ def get(tx: SqlTransaction, column: str, value: str) -> Tenant | None:
 
 
 def owner_of(tx: SqlTransaction, organization_id: str) -> Tenant | str | None:
-    """Return the tenant of an organization, or the id of its purged tenant."""
+    """Return the tenant of this organization of the upstream, or None.
+
+    If its tenant was purged, and it has none now, return the id of the purged one.
+    """
     tenant = get(tx, "organization_id", organization_id)
     return tenant or reads.read_checkpoint(tx, erasure_mark(organization_id))
 
@@ -208,7 +230,10 @@ def owner_of(tx: SqlTransaction, organization_id: str) -> Tenant | str | None:
 def holders(
     tx: SqlTransaction, sources: Sequence[CredentialSource], *, but: str
 ) -> Mapping[CredentialSource, Sequence[str]]:
-    """Return the identifiers of the tenants that name each source."""
+    """Return for each source the identifiers of the tenants that name it, but not of ``but``.
+
+    The cost depends on the result's size only.
+    """
     return {
         source: [row[0] for row in tx.all(_TENANTS_OF_SOURCE, text=source_to_text(source), but=but)]
         for source in sources
@@ -218,7 +243,7 @@ def holders(
 def page(
     tx: SqlTransaction, *, status: TenantStatus | None = None, after: str = "", limit: int = 100
 ) -> Sequence[Tenant]:
-    """List tenants by identifier."""
+    """List tenants by identifier, those whose identifier comes after ``after``."""
     rows = _after(tx, _SELECT_TENANT, "identifier", after, limit, status=status)
     return [_tenant_of(row) for row in rows]
 
@@ -233,7 +258,7 @@ def _after(
 
 
 def counts(tx: SqlTransaction) -> dict[TenantStatus, int]:
-    """Return how many tenants are in each status."""
+    """Return how many tenants are in each status; statuses without any are 0."""
     found = dict.fromkeys(TenantStatus, 0)
     for status, number in tx.all("SELECT status, count(*) FROM tenant GROUP BY status"):
         found[TenantStatus(status)] = number
@@ -243,7 +268,7 @@ def counts(tx: SqlTransaction) -> dict[TenantStatus, int]:
 def audit_rows(
     tx: SqlTransaction, tenant_id: str | None = None, *, after_sequence: int = 0, limit: int = 100
 ) -> Sequence[AuditRecord]:
-    """List audit rows, oldest first."""
+    """List audit rows, oldest first: of one tenant, which may have been purged, or of all."""
     rows = _after(tx, _SELECT_AUDIT, "sequence", after_sequence, limit, tenant_id=tenant_id)
     return [_audit_of(row) for row in rows]
 
@@ -251,7 +276,7 @@ def audit_rows(
 def transitions(
     tx: SqlTransaction, *, after_sequence: int = 0, limit: int = 100
 ) -> Sequence[OutboxRecord]:
-    """List transitions, oldest first."""
+    """List transitions, oldest first. Sequences are never reused, and they increase."""
     rows = tx.all(_NEXT_TRANSITIONS, after=after_sequence, limit=limit, now=clock.wall())
     return [transition_of(row[2:]) for row in settled(tx, rows, after_sequence)]
 
@@ -286,7 +311,7 @@ FROM audit
 
 
 def revision(tx: SqlTransaction) -> int:
-    """Return a number that changes with the audit trail: every change writes to it."""
+    """Return a number that grows with every change of any tenant, by any process."""
     row = tx.one(_REVISION)
     return 0 if row is None else int(row[0])
 
@@ -338,8 +363,8 @@ def transition_of(row: tuple[Any, ...]) -> OutboxRecord:
     return OutboxRecord(**values)
 
 
-class SqlTenants(SqlPart):
-    """:class:`TenantStore` in a SQL store."""
+class TenantStore(SqlPart):
+    """The tenants of a store, with their audit trail and their outbox."""
 
     add = committed(add)
     note = committed(note)
@@ -420,6 +445,7 @@ _MOVE_LANE = "UPDATE work SET lane = :lane WHERE sequence = :sequence"
 
 
 def _count_unassigned(tx: SqlTransaction) -> int:
+    """Return how many deliveries have no tenant."""
     (count,) = tx.one("SELECT count(*) FROM arrival WHERE tenant_id IS NULL") or (0,)
     return int(count)
 
@@ -427,11 +453,16 @@ def _count_unassigned(tx: SqlTransaction) -> int:
 def _bodies(
     tx: SqlTransaction, tenant_id: str | None, *, after: int, limit: int
 ) -> Sequence[StoredBody]:
+    """Return the next ``limit`` bodies of a tenant's deliveries, None: of those without one.
+
+    They have sequences above ``after``; bodies that the retention has removed are skipped.
+    """
     rows = tx.all(_BODIES, after=after, tenant_id=tenant_id, limit=limit)
     return [StoredBody(*row) for row in rows]
 
 
 def _save(tx: SqlTransaction, marker: UpgradeMarker) -> None:
+    """Replace the marker."""
     tx.run(
         _SAVE,
         state=marker.state,
@@ -446,6 +477,7 @@ def _save(tx: SqlTransaction, marker: UpgradeMarker) -> None:
 
 
 def _marker(tx: SqlTransaction) -> UpgradeMarker | None:
+    """Return the marker; None while the upgrade is pending."""
     row = tx.one(_MARKER, name=_FINISHED)
     if row is None:
         return None
@@ -462,6 +494,11 @@ def _marker(tx: SqlTransaction) -> UpgradeMarker | None:
 
 
 def _assign(tx: SqlTransaction, marker: UpgradeMarker, *, limit: int) -> Assigned:
+    """Give the default tenant to those of the next ``limit`` deliveries that have none.
+
+    They have sequences above the marker's position. The marker moves in the same transaction, so no
+    delivery is skipped or counted twice, whenever the process ends.
+    """
     batch = tx.all(_BATCH, after=int(marker.position or 0), limit=limit)
     if not batch:
         return Assigned(0, marker, last=True)
@@ -475,8 +512,12 @@ def _assign(tx: SqlTransaction, marker: UpgradeMarker, *, limit: int) -> Assigne
     return Assigned(assigned, moved, last=len(batch) < limit)
 
 
-class SqlUpgrade(SqlPart):
-    """:class:`UpgradeStore` in a SQL store."""
+class UpgradeStore(SqlPart):
+    """The progress of the upgrade from a single tenant, and its batches.
+
+    One upgrade runs at a time. In a shared store, the host that has the lease runs it; on one
+    machine, the caller holds a lock.
+    """
 
     marker = on_reader(_marker)
     save = committed(_save)
@@ -485,6 +526,7 @@ class SqlUpgrade(SqlPart):
     assign_batch = committed(_assign)
 
     async def lead(self, *, seconds: float) -> int | None:
+        """Take or renew the lease of the host that upgrades; otherwise as :meth:`Inbox.lead`."""
         owner, now = self._terms.owner, clock.wall()
         return await self._commits.submit(
             lambda tx: leases.lead(tx, owner, seconds=seconds, now=now, name=leases.UPGRADER)
@@ -492,6 +534,11 @@ class SqlUpgrade(SqlPart):
 
     @contextmanager
     def fenced(self, term: int) -> Iterator[None]:
+        """Refuse writes of this open store within the block once ``term`` has ended.
+
+        Writes of tenants, markers and batches then raise TermEndedError and change nothing. The
+        starts and successes of deliveries are not refused: their leases fence them.
+        """
         owner = self._terms.owner
         self._commits.fence = lambda tx: leases.require_term(tx, owner, term, name=leases.UPGRADER)
         try:
