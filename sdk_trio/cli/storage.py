@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ if not describing():
     from ..base.private_files import keep_files_private
     from ..config import Settings, StorageBackend
     from ..storage import backup
+    from ..storage.copying import SqlitePlace
     from ..storage.data_directory import lock_data_directory
     from ..storage.examine import CheckResult, StoreStatus, check_file, status_of_file
     from ..storage.open import postgres_address
@@ -31,7 +32,8 @@ if not describing():
 
 if TYPE_CHECKING:
     from ..storage.backup import Manifest
-    from ..storage.transfer import TransferPlan
+    from ..storage.copying import Place
+    from ..storage.transfer import Transfer
 
 _ENGINES = ("sqlite", "postgres")
 
@@ -172,20 +174,17 @@ def migrate(arguments: Namespace) -> int:
     from ..storage import transfer
 
     as_json = arguments.format == "json"
-    if arguments.dry_run:
-        plan = (
-            transfer.plan_to_postgres(file, address)
-            if to_postgres
-            else transfer.plan_to_sqlite(address, file)
-        )
-        return _show_plan(plan, as_json=as_json)
-    # The lock proves that no receiver of this host uses either store.
-    with lock_data_directory(settings.storage.path), _progress() as report:
-        moved = (
-            transfer.move_to_postgres(file, address, report=report)
-            if to_postgres
-            else transfer.move_to_sqlite(address, file, report=report)
-        )
+    # It proves that no receiver of this host uses either store.
+    lock: AbstractContextManager[object] = (
+        nullcontext() if arguments.dry_run else lock_data_directory(settings.storage.path)
+    )
+    with lock, transfer.connected(address) as database:
+        here = SqlitePlace(file)
+        ends: tuple[Place, Place] = (here, database) if to_postgres else (database, here)
+        if arguments.dry_run:
+            return _show_plan(transfer.plan(*ends), as_json=as_json)
+        with _progress() as report:
+            moved = transfer.move(*ends, report=report)
     print_rows(_table_rows(moved.rows), ("table", "rows"), as_json=as_json)
     say(f"moved to {moved.target}, and compared every row")
     _note_left(moved.left_behind)
@@ -205,7 +204,7 @@ def _progress() -> Iterator[Callable[[str, int], None]]:
         progress.end()
 
 
-def _show_plan(plan: TransferPlan, *, as_json: bool) -> int:
+def _show_plan(plan: Transfer, *, as_json: bool) -> int:
     rows = _table_rows(plan.rows)
     if as_json:
         print_json({**attrs.asdict(plan), "rows": rows})

@@ -29,8 +29,9 @@ from ..errors import StoreVersionError
 from .admission import LeaseTerms
 from .copying import (
     Report,
+    SqlitePlace,
     TransferError,
-    check_target_file,
+    check_target,
     count_rows,
     filling_file,
     opened,
@@ -41,7 +42,7 @@ from .open import LEASE_SECONDS
 from .sql import leases
 from .sql.dialect import SqlTransaction
 from .sql.reads import other_tables
-from .sql.schema import APPLICATION_ID, DATABASE_NAME, VERSION, version_of_file
+from .sql.schema import DATABASE_NAME, VERSION
 
 #: The layout of the archive.
 FORMAT = 1
@@ -180,10 +181,7 @@ def copy_file(source: Path, file: Path, report: Report) -> None:
     os.close(open_file(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
     with opened(source) as side:
         connection = side.connection
-        if version_of_file(connection, str(source)) != VERSION:
-            raise StoreVersionError(
-                f"{source} does not have the schema of version {VERSION}: start this version once"
-            )
+        side.state.require_current()
         connection.set_progress_handler(steps, _STEPS)
         try:
             connection.execute("VACUUM INTO ?", (str(file),))
@@ -343,7 +341,7 @@ def restore(file: Path, directory: Path, put: Put, *, report: Report) -> Manifes
                 report("verify", 0)
                 _write(unpacked, blocks)
             with opened(unpacked) as side:
-                if side.connection.pragma("application_id") != APPLICATION_ID:
+                if side.state.version != VERSION:
                     raise TransferError(f"{file} holds no store of this program")
                 _require_whole(side.connection, str(file))
                 if count_rows(side.tx) != manifest.rows:
@@ -383,7 +381,7 @@ def put_file(
         StorageError: it cannot be used.
         OSError: the disk failed.
     """
-    check_target_file(target)
+    check_target(SqlitePlace(target))
     report("put in place", 0)
     with opened(file, apsw.SQLITE_OPEN_READWRITE) as side:
         side.connection.execute("BEGIN IMMEDIATE")

@@ -1,16 +1,17 @@
 """A copy of a whole store, table by table, between files of SQLite and databases of PostgreSQL.
 
-A :class:`Side` gives and takes the rows of the tables that both engines have, in the order of their
-primary keys. The tables that each engine derives from them are filled at the end of the copy. The
-digest of a table covers its rows and is the same on every engine, so a copy is compared by digests.
+A :data:`Place` is where a store is or will be, and a :data:`Side` is one that is open. It gives and
+takes the rows of the tables that both engines have, in the order of their primary keys. The tables
+that each engine derives from them are filled at the end of the copy. The digest of a table covers
+its rows and is the same on every engine, so a copy is compared by digests.
 """
 
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import apsw
 import msgspec
@@ -18,18 +19,29 @@ import msgspec
 from ..base.opener import open_file, sync_path
 from ..errors import StorageError
 from .engines import sqlite_connection
-from .engines.sqlite_connection import MARK_AS_WIPED, PAGE_BYTES, SqliteTransaction
+from .engines.sqlite_connection import (
+    PAGE_BYTES,
+    SqliteTransaction,
+    connect_writer,
+    describe_failure,
+)
 from .sql import arrivals, tenants
 from .sql.dialect import SERVER_TIME, Row, SqlTransaction
 from .sql.schema import (
     DAY_BITS,
     FILLING,
+    MARK_AS_WIPED,
     MOVED,
     TABLES,
+    VERSION,
+    StoreState,
     Table,
     prepare_sqlite,
-    version_of_file,
+    state_of_file,
 )
+
+if TYPE_CHECKING:
+    from .transfer import PostgresPlace, PostgresSide
 
 #: Rows between two calls of the report.
 REPORT_ROWS = 1_000
@@ -59,34 +71,15 @@ class Copied(NamedTuple):
     digest: str
 
 
-class Side(Protocol):
-    """A store that rows are copied from or to, within a transaction that its owner began."""
+#: An open store, within a transaction.
+Side: TypeAlias = "SqliteSide | PostgresSide"
 
-    @property
-    def place(self) -> str:
-        """The store, in words."""
-        ...
-
-    @property
-    def tx(self) -> SqlTransaction:
-        """The transaction."""
-        ...
-
-    def rows(self, table: Table) -> Iterator[Row]:
-        """Return the rows of ``table`` in the order of its primary key; flags are ``bool``."""
-        ...
-
-    def prepare(self, numbers: Iterable[int]) -> None:
-        """Make the partitions of the days with these numbers (``DAY_BITS``)."""
-        ...
-
-    def add(self, table: Table, rows: Iterable[Row]) -> None:
-        """Add rows to ``table``, which has none of their keys."""
-        ...
+#: Where a store is, or will be.
+Place: TypeAlias = "SqlitePlace | PostgresPlace"
 
 
 class SqliteSide:
-    """A :class:`Side` in a SQLite file.
+    """An open store in a SQLite file.
 
     Args:
         connection: one to the file.
@@ -98,7 +91,16 @@ class SqliteSide:
         self.place = str(file)
         self.tx = SqliteTransaction(connection)
 
+    @property
+    def state(self) -> StoreState:
+        return state_of_file(self.connection, self.place)
+
+    def set_version(self, version: int) -> None:
+        """Write the version of the schema."""
+        self.connection.execute(f"PRAGMA user_version = {version}")
+
     def rows(self, table: Table) -> Iterator[Row]:
+        """Return the rows of ``table`` in the order of its primary key; flags are ``bool``."""
         flags = [number for number, kind in enumerate(table.columns.values()) if kind == "boolean"]
         for row in self.connection.execute(select(table, table.keys)):
             if not flags:
@@ -110,9 +112,10 @@ class SqliteSide:
             yield tuple(values)
 
     def prepare(self, numbers: Iterable[int]) -> None:
-        """See :meth:`Side.prepare`: a file has one table for all."""
+        """Make the partitions of these days (``DAY_BITS``): a file has one table for all."""
 
     def add(self, table: Table, rows: Iterable[Row]) -> None:
+        """Add rows to ``table``, which has none of their keys."""
         marks = ", ".join("?" * len(table.columns))
         names = ", ".join(table.columns)
         self.connection.executemany(
@@ -263,14 +266,6 @@ def _derive(tx: SqlTransaction, last: int, numbers: Mapping[str, int]) -> None:
         tx.one(_SET_LAST_NUMBER.format(table=table, column=column), last=least)
 
 
-def filled_table(tx: SqlTransaction) -> str | None:
-    """Return the name of a table whose rows show that the store is in use, or None."""
-    for name in (table.name for table in TABLES if table.name not in _WRITTEN_BY_STARTS):
-        if tx.one(f"SELECT 1 FROM {name} LIMIT 1") is not None:
-            return name
-    return None
-
-
 def count_rows(tx: SqlTransaction) -> dict[str, int]:
     """Return the number of rows that a copy brings, by table."""
     counts = {}
@@ -351,34 +346,128 @@ def filling_file(file: Path) -> Path:
     return file.with_name(f"{file.name}.filling")
 
 
-def check_target_file(file: Path, *, moved: bool = False) -> bool:
-    """Return whether an earlier move to ``file`` was not completed; ``file`` may be replaced.
+# -- places --------------------------------------------------------------------------------------
+
+
+def check_target(target: Place, *, moved: bool = False) -> bool:
+    """Return whether an earlier move to ``target`` was not completed; it may be filled.
 
     Args:
-        file: the database, which may not exist.
+        target: the place.
         moved: the source is marked as moved.
 
     Raises:
         TransferError: it holds rows that are not from a move, or the source was moved already.
+        StoreLockedError: a program works on it.
         StoreVersionError: it is of another version, or another program's.
         StoreUnavailableError: it cannot be read.
     """
-    if not file.exists():
-        if moved:
-            raise TransferError("the source was moved already; set Sdk:Storage:Backend to Sqlite")
-        return False
-    with opened(file) as target:
-        if target.connection.pragma("user_version") == FILLING:
-            return True
-        if moved:
-            raise TransferError("the source was moved already; set Sdk:Storage:Backend to Sqlite")
-        remedy = (
+    state, filled = target.survey()
+    if moved and state.version != FILLING:
+        raise TransferError(
+            f"the source was moved already; set Sdk:Storage:Backend to {state.backend}"
+        )
+    return may_fill(state, filled, target.remedy)
+
+
+def may_fill(state: StoreState, filled: str | None, remedy: str) -> bool:
+    """Decide for :func:`check_target` on what :func:`survey` has found."""
+    if state.version == FILLING:
+        return True
+    if state.version == MOVED:
+        raise TransferError(
+            f"{state.place} holds a store that was moved to {state.other_engine}: {remedy}"
+        )
+    if state.known_version() is not None:
+        state.require_current()
+    if filled is not None:
+        raise TransferError(f"{state.place} is not empty (it has rows in {filled}): {remedy}")
+    return False
+
+
+def survey(side: Side) -> tuple[StoreState, str | None]:
+    """Return the state of a store, and the name of a table whose rows show that it is in use."""
+    state = side.state
+    if state.version == VERSION:
+        for name in (table.name for table in TABLES if table.name not in _WRITTEN_BY_STARTS):
+            if side.tx.one(f"SELECT 1 FROM {name} LIMIT 1") is not None:
+                return state, name
+    return state, None
+
+
+class SqlitePlace:
+    """The place of a SQLite file; the caller holds the lock of its directory.
+
+    Args:
+        file: the database, which may not exist.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self.name = str(file)
+        #: What to do if another store is there.
+        self.remedy = (
             f"move it away, together with {file.name}-wal and {file.name}-shm if they are there, "
             "and repeat this"
         )
-        if target.connection.pragma("user_version") == MOVED:
-            raise TransferError(f"{file} is a store that was moved to PostgreSQL: {remedy}")
-        version = version_of_file(target.connection, str(file))
-        if version and (name := filled_table(target.tx)) is not None:
-            raise TransferError(f"{file} is not empty (it has rows in {name}): {remedy}")
-    return False
+
+    def reading(self) -> AbstractContextManager[SqliteSide]:
+        """Read the store as it is at one moment."""
+        return opened(self._file)
+
+    @contextmanager
+    def locked(self) -> Iterator[SqliteSide]:
+        """Keep others from the store within the block; commit at its end.
+
+        Raises:
+            StoreLockedError: a program works on it.
+            StoreVersionError: it is not a store of this version.
+        """
+        try:
+            connection = connect_writer(self.name, lambda _: None)
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+                side = SqliteSide(connection, self._file)
+                side.state.require_current_or_moved()
+                yield side
+                connection.execute("COMMIT")
+            finally:
+                connection.close()
+        except apsw.Error as error:
+            raise describe_failure(error, self.name) from error
+
+    def survey(self) -> tuple[StoreState, str | None]:
+        """See :func:`survey`; StoreLockedError: a program works on the store."""
+        if not self._file.exists():
+            return StoreState(self.name, "SQLite", None), None
+        with self.reading() as side:
+            return survey(side)
+
+    def fill(self, source: Side, report: Report) -> dict[str, Copied]:
+        """Copy ``source`` to this place, as a store that is marked as being filled, and compare it.
+
+        Raises:
+            TransferError: it is not empty, or has other rows than the source afterwards.
+            StoreLockedError: a program works on it.
+            StorageError: it cannot be used.
+            OSError: the disk failed, or is full.
+        """
+        check_target(self)
+        new = filling_file(self._file)
+        with new_file(new) as target:
+            copied = copy(source, target, report)
+            target.set_version(FILLING)
+        put_in_place(new, self._file)
+        compare(self, copied, report)
+        return copied
+
+    def complete(self) -> None:
+        """Remove the mark of a store that is being filled."""
+        with opened(self._file, apsw.SQLITE_OPEN_READWRITE) as side:
+            side.set_version(VERSION)
+
+
+def compare(place: Place, copied: Mapping[str, Copied], report: Report) -> None:
+    """Raise TransferError if the store at ``place`` has other rows than ``copied``."""
+    with place.reading() as side:
+        require_equal(copied, digests(side, report), side.place)

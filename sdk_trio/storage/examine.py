@@ -13,7 +13,6 @@ import apsw
 import attrs
 
 from ..base import clock
-from ..errors import StoreVersionError
 from ..records.deliveries import DeliveryState
 from .admission import TAKEN_OVER_SECONDS
 from .engines.sqlite_connection import SqliteTransaction, opened
@@ -23,12 +22,11 @@ from .sql.dialect import SqlTransaction
 from .sql.reads import TABLES_ON_SQLITE, counts, expired_leases
 from .sql.schema import (
     APPLICATION_ID,
-    MOVED,
     VERSION,
     in_set_aside,
     pending_statements,
+    state_of_file,
     unfinished,
-    version_of_file,
 )
 
 #: Instructions of SQLite's virtual machine between two reads of the clock.
@@ -243,17 +241,14 @@ def status_of_file(file: Path) -> StoreStatus:
     with opened(str(file)) as connection:
         tx = SqliteTransaction(connection)
         rows = tx.all(TABLES_ON_SQLITE)
-        version, refusal = int(connection.pragma("user_version")), None
-        try:
-            version = version_of_file(connection, str(file))
-        except StoreVersionError as error:
-            refusal = str(error)
+        state = state_of_file(connection, str(file))
+        refusal = state.refusal()
         return StoreStatus(
             backend="Sqlite",
             place=str(file),
             engine=f"SQLite {apsw.sqlite_lib_version()}",
-            version=version or None,
-            statements=0 if refusal else pending_statements(tx.dialect, version or None),
+            version=state.version,
+            statements=0 if refusal else pending_statements(tx.dialect, state.version),
             refusal=refusal,
             size=file.stat().st_size,
             log_size=_size(f"{file}-wal"),
@@ -403,11 +398,7 @@ def check_file(file: Path, report: Callable[[str], None]) -> Sequence[CheckResul
     """
     with opened(str(file)) as connection:
         tx = SqliteTransaction(connection)
-        is_ours = connection.pragma("application_id") == APPLICATION_ID
-        if not is_ours or connection.pragma("user_version") not in (VERSION, MOVED):
-            raise StoreVersionError(
-                f"{file} is not a store of version {VERSION}: 'storage status' shows what it is"
-            )
+        state_of_file(connection, str(file)).require_current_or_moved()
         # One snapshot for all of them.
         connection.execute("BEGIN")
         report("integrity_check")

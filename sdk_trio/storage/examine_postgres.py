@@ -5,16 +5,15 @@ from collections.abc import Callable, Sequence
 import attrs
 
 from ..base import clock
-from ..errors import StoreVersionError
 from .admission import TAKEN_OVER_SECONDS
 from .engines.postgres import POSTGRESQL, PostgresTransaction
 from .engines.postgres_address import PostgresAddress
 from .engines.postgres_connection import StoreConnection
 from .engines.postgres_failover import TIMELINE, Timeline
-from .engines.postgres_migration import find_version, read_version
+from .engines.postgres_migration import read_state, state_of_schema
 from .examine import CheckResult, Contents, StoreStatus, check_rules, contents_of
 from .sql.reads import clock_offset, read_checkpoint
-from .sql.schema import MOVED, VERSION, pending_statements
+from .sql.schema import VERSION, StoreState, pending_statements
 
 _SERVER = """
 SELECT current_setting('server_version'), current_setting('fsync') = 'on',
@@ -99,22 +98,24 @@ def examine_postgres(address: PostgresAddress) -> PostgresExamination:
         StoreVersionError: the server is too old, or the schema newer, or another program's.
     """
     with address.connected() as connection:
-        read_version(address, connection, VERSION)
+        state = read_state(address, connection)
+        state.known_version()
         with address.transaction(connection, reading=True):
-            return _examine(address, connection)
+            return _examine(address, connection, state)
 
 
-def _examine(address: PostgresAddress, connection: StoreConnection) -> PostgresExamination:
+def _examine(
+    address: PostgresAddress, connection: StoreConnection, state: StoreState
+) -> PostgresExamination:
     tx = PostgresTransaction(connection, POSTGRESQL)
     server, syncs, size, replicated = connection.execute(_SERVER).fetchone() or ("",) * 4
     tables = connection.execute(_TABLE_SIZES, (address.schema,)).fetchall()
-    version = find_version(connection)
     found = PostgresExamination(
         server=server,
         syncs=syncs,
         replicated=replicated,
         size=size,
-        version=version,
+        version=state.version,
         rows={name: rows for name, rows, _, _ in tables},
         dead={name: dead for name, _, dead, _ in tables},
         sizes={name: bytes_ for name, _, _, bytes_ in tables},
@@ -123,7 +124,7 @@ def _examine(address: PostgresAddress, connection: StoreConnection) -> PostgresE
         clock_offset=clock_offset(tx),
         standbys=(connection.execute(_STANDBYS).fetchone() or (0,))[0],
     )
-    if version != VERSION:
+    if state.version != VERSION:
         return found
     return attrs.evolve(
         found,
@@ -140,13 +141,10 @@ def status_of_database(address: PostgresAddress) -> StoreStatus:
         StoreVersionError: the server is too old.
     """
     with address.connected() as connection:
-        refusal = None
-        try:
-            read_version(address, connection, VERSION)
-        except StoreVersionError as error:
-            refusal = str(error)
+        state = read_state(address, connection)
+        refusal = state.refusal()
         with address.transaction(connection, reading=True):
-            found = _examine(address, connection)
+            found = _examine(address, connection, state)
     return StoreStatus(
         backend="Postgres",
         place=f"{address.place}, schema {address.schema}",
@@ -179,11 +177,7 @@ def check_database(
         address.connected(patient=True) as connection,
         address.transaction(connection, snapshot=True),
     ):
-        if find_version(connection) not in (VERSION, MOVED):
-            raise StoreVersionError(
-                f"{address.place} has no schema {address.schema} of this version: 'storage status' "
-                "shows what there is"
-            )
+        state_of_schema(address, connection).require_current_or_moved()
         connection.execute("SET LOCAL statement_timeout TO 0")
         # Every row is read here, unlike anywhere else.
         for way in ("seqscan", "mergejoin"):

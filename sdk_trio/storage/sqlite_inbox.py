@@ -54,7 +54,7 @@ from .readers import ReaderPool
 from .sql import deliveries, reads
 from .sql.deliveries import Answer, Arriving, RunEnd, new_token
 from .sql.dialect import SqlTransaction
-from .sql.schema import prepare_sqlite
+from .sql.schema import WIPED, prepare_sqlite
 from .unawaited import SurelyNew, UnawaitedClaims, UnawaitedEnds, UnawaitedLease
 
 T = TypeVar("T")
@@ -316,8 +316,8 @@ class SqliteInbox(SqlInbox):
         return purged
 
     def _erase(self, tx: SqlTransaction, sequences: Sequence[int], tenant_id: str) -> int:
-        # The opposite of MARK_AS_WIPED: the next wipe rewrites the database.
-        deliveries.write_checkpoint(tx, "storage.wiped", None)
+        # The next wipe rewrites the database.
+        deliveries.write_checkpoint(tx, WIPED, None)
         return super()._erase(tx, sequences, tenant_id)
 
     async def wipe(self) -> bool:

@@ -295,17 +295,16 @@ def placed(*arguments):
     count()
 
 StoreConnection.execute = counted
-put_in_place, transfer.put_in_place = transfer.put_in_place, placed
+put_in_place, copying.put_in_place = copying.put_in_place, placed
 for run in range(1, 400):
     pid = os.fork()
     if not pid:
         left = 4 * run
         try:
             report = lambda *_: count()
-            if way == "to_postgres":
-                transfer.move_to_postgres(file, address, report=report)
-            else:
-                transfer.move_to_sqlite(address, file, report=report)
+            with transfer.connected(address) as database:
+                ends = copying.SqlitePlace(file), database
+                transfer.move(*(ends if way == "to_postgres" else reversed(ends)), report=report)
             os._exit(0)
         except BaseException as error:
             sys.stderr.write(f"{error!r}\\n")
@@ -356,10 +355,10 @@ def test_a_move_to_sqlite_that_is_killed_is_repeated(
 def test_half_a_move_is_no_store(
     command_line: CommandLine, file: Path, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sdk_trio.storage import transfer
+    from sdk_trio.storage import copying
 
     with monkeypatch.context() as patch:
-        patch.setattr(transfer, "require_equal", lambda *_: 1 / 0)
+        patch.setattr(copying, "require_equal", lambda *_: 1 / 0)
         assert command_line(*TO_POSTGRES).status == 1
     half = command_line("events", "list", *ON_POSTGRES)
     assert (half.status, "storage migrate" in half.err) == (78, True)

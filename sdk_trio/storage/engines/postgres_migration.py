@@ -7,8 +7,8 @@ from psycopg import sql
 
 from ...base import clock
 from ...base.logs import get_logger
-from ...errors import StoreUnavailableError, StoreVersionError
-from ..sql.schema import BEING_FILLED, FILLING, MOVED
+from ...errors import StoreUnavailableError
+from ..sql.schema import StoreState
 from .postgres_address import PostgresAddress
 from .postgres_connection import StoreConnection
 
@@ -28,11 +28,6 @@ _OTHERS = (
     psycopg.errors.DuplicateTable,
     psycopg.errors.UniqueViolation,
 )
-
-_SCHEMA_STATE = """
-SELECT (SELECT count(*) FROM pg_tables WHERE schemaname = %s),
-    (SELECT has_schema_privilege(oid, 'USAGE') FROM pg_namespace WHERE nspname = %s)
-"""
 
 _log = get_logger("storage")
 
@@ -59,7 +54,7 @@ def migrate_postgres(address: PostgresAddress, versions: Sequence[Sequence[str]]
     # Patient, because a step may change a large table.
     with address.connected(patient=True) as connection:
         # Most starts find the schema up to date, and must not wait for a lock.
-        while (version := read_version(address, connection, newest)) != newest:
+        while (version := read_state(address, connection).known_version(newest)) != newest:
             try:
                 _step(address, connection, version, versions[version or 0])
             except _OTHERS:
@@ -104,57 +99,40 @@ def _make_schema(address: PostgresAddress, connection: StoreConnection) -> None:
         connection.execute(sql.SQL("CREATE SCHEMA {}").format(schema))
 
 
-def read_version(address: PostgresAddress, connection: StoreConnection, newest: int) -> int | None:
-    """Return the version of the schema; None without tables.
+_SCHEMA_STATE = """
+SELECT (SELECT count(*) FROM pg_tables WHERE schemaname = %s),
+    (SELECT has_schema_privilege(oid, 'USAGE') FROM pg_namespace WHERE nspname = %s),
+    to_regclass('store') IS NOT NULL
+"""
 
-    Args:
-        newest: the newest version that this package supports.
+
+def state_of_schema(address: PostgresAddress, connection: StoreConnection) -> StoreState:
+    """Return what is in the schema of a store; within a transaction.
 
     Raises:
-        StoreVersionError: the schema is newer, or another program's, or being filled.
         StoreUnavailableError: the user may not use the schema.
         psycopg.Error: the server failed.
     """
     place = f"the schema {address.schema} of the database {address.place}"
     names = (address.schema, address.schema)
+    found = connection.execute(_SCHEMA_STATE, names).fetchone() or (0, True, False)
+    tables, usable, has_version = found
+    if usable is False:
+        # Tables of a schema without USAGE seem absent.
+        raise StoreUnavailableError(
+            f"the database {address.place}: the user may not use the schema {address.schema}"
+            f"{address.grants()}"
+        )
+    if has_version:
+        (version,) = connection.execute("SELECT version FROM store").fetchone() or (0,)
+        return StoreState(place, "PostgreSQL", int(version))
+    foreign = (
+        "holds tables of another program; name a schema of its own in Sdk:Storage:PostgresSchema"
+    )
+    return StoreState(place, "PostgreSQL", None, foreign if tables else None)
+
+
+def read_state(address: PostgresAddress, connection: StoreConnection) -> StoreState:
+    """Return what is in the schema of a store, in a transaction; see :func:`state_of_schema`."""
     with address.transaction(connection, reading=True):
-        tables, usable = connection.execute(_SCHEMA_STATE, names).fetchone() or (0, True)
-        if usable is False:
-            # Tables of a schema without USAGE seem absent.
-            raise StoreUnavailableError(
-                f"the database {address.place}: the user may not use the schema {address.schema}"
-                f"{address.grants()}"
-            )
-        version = find_version(connection)
-    if version is None and tables:
-        raise StoreVersionError(
-            f"{place} holds tables of another program; name a schema of its own in "
-            "Sdk:Storage:PostgresSchema"
-        )
-    if version == FILLING:
-        raise StoreVersionError(f"{place} {BEING_FILLED}")
-    if version == MOVED:
-        raise StoreVersionError(
-            f"{place} was moved to SQLite by 'storage migrate': set Sdk:Storage:Backend to Sqlite; "
-            "events that the file has received since are missing here"
-        )
-    if version is not None and version > newest:
-        raise StoreVersionError(
-            f"{place} has schema version {version}, this version of sdk_trio knows up to "
-            f"{newest}; install the version that wrote it, or restore a backup from before the "
-            "upgrade"
-        )
-    return version
-
-
-def find_version(connection: StoreConnection) -> int | None:
-    """Return the version of the schema, below 0 if it is moved or being filled; None without one.
-
-    Raises:
-        psycopg.Error: the server failed.
-    """
-    (store,) = connection.execute("SELECT to_regclass('store')").fetchone() or (None,)
-    if store is None:
-        return None
-    (version,) = connection.execute("SELECT version FROM store").fetchone() or (0,)
-    return int(version)
+        return state_of_schema(address, connection)

@@ -19,6 +19,7 @@ from ...base.opener import open_database, open_file
 from ...base.text import storable
 from ...errors import StoreUnavailableError
 from ..sql.dialect import ROWS_AT_ONCE, Dialect, Insert, Row
+from ..sql.schema import MARK_AS_WIPED, WIPED
 
 #: Time that a statement waits for another process's write to end, in seconds. Writes of this
 #: package take milliseconds, so this outlasts a daemon under load; every delivery waits meanwhile.
@@ -248,13 +249,7 @@ def clear_log(connection: apsw.Connection, seconds: float) -> bool:
     return True
 
 
-#: Marks a store without remnants: each deletion was overwritten. ``secure_delete`` overwrites a
-#: deleted row at its last place. But when SQLite splits a page, the old page may keep a copy of
-#: rows that moved (0 to 5 of 1200 deleted rows could still be read). A purge of a tenant must leave
-#: nothing, so it removes the mark, and the next wipe rewrites the database.
-MARK_AS_WIPED = "INSERT OR REPLACE INTO checkpoint VALUES ('storage.wiped', '1')"
-
-_IS_WIPED = "SELECT count(*) FROM checkpoint WHERE name = 'storage.wiped'"
+_IS_WIPED = f"SELECT count(*) FROM checkpoint WHERE name = '{WIPED}'"
 
 
 def overwrite_remnants(connection: apsw.Connection) -> None:

@@ -42,6 +42,14 @@ APPLICATION_ID = 0x53646B54
 #: The name of the database inside the data directory.
 DATABASE_NAME = "inbox.db"
 
+#: The checkpoint of a SQLite file without remnants: each deletion was overwritten.
+#: ``secure_delete`` overwrites a deleted row at its last place. But when SQLite splits a page, the
+#: old page may keep a copy of rows that moved (0 to 5 of 1200 deleted rows could still be read). A
+#: purge of a tenant must leave nothing, so it removes the mark, and the next wipe rewrites the
+#: database.
+WIPED = "storage.wiped"
+MARK_AS_WIPED = f"INSERT OR REPLACE INTO checkpoint VALUES ('{WIPED}', '1')"
+
 
 def unfinished(work: str = "") -> str:
     """Return SQL that is true in the states from which the runtime continues by itself.
@@ -665,11 +673,106 @@ def pending_statements(dialect: Dialect, version: int | None) -> int:
     return made + sum(len(step) for step in later[(version or 1) - 1 :])
 
 
+#: The engines' names: for people, and of the setting.
+_BACKENDS = {"SQLite": "Sqlite", "PostgreSQL": "Postgres"}
+
+
+class StoreState(NamedTuple):
+    """What is found at the place of a store.
+
+    ``place`` is its name for people, ``engine`` is SQLite or PostgreSQL. ``version`` is that of the
+    schema, :data:`MOVED` or :data:`FILLING`; None without one. ``foreign`` says what another
+    program has there, and what to do; None: nothing.
+    """
+
+    place: str
+    engine: str
+    version: int | None
+    foreign: str | None = None
+
+    @property
+    def backend(self) -> str:
+        """The name of the engine in the settings."""
+        return _BACKENDS[self.engine]
+
+    @property
+    def other_engine(self) -> str:
+        """The engine that a move leads to."""
+        return next(name for name in _BACKENDS if name != self.engine)
+
+    def refusal(self, newest: int = VERSION) -> str | None:
+        """Return why no program opens it; None: a start opens, creates or migrates it.
+
+        Args:
+            newest: the newest version that this package knows.
+        """
+        if self.foreign is not None:
+            return f"{self.place} {self.foreign}"
+        if self.version == FILLING:
+            return f"{self.place} {BEING_FILLED}"
+        if self.version is not None and self.version < 0:
+            return (
+                f"{self.place} was moved to {self.other_engine} by 'storage migrate': set "
+                f"Sdk:Storage:Backend to {_BACKENDS[self.other_engine]}; events that the new "
+                "store has received since are missing here"
+            )
+        if self.version is not None and self.version > newest:
+            return (
+                f"{self.place} has schema version {self.version}, this version of sdk_trio knows "
+                f"up to {newest}; install the version that wrote it, or restore a backup from "
+                "before the upgrade"
+            )
+        return None
+
+    def known_version(self, newest: int = VERSION) -> int | None:
+        """Return the version that a start finds; None: there is no schema yet.
+
+        Raises:
+            StoreVersionError: no program opens the store, see :meth:`refusal`.
+        """
+        if (reason := self.refusal(newest)) is not None:
+            raise StoreVersionError(reason)
+        return self.version
+
+    def require_current(self) -> None:
+        """Raise StoreVersionError unless a start opens the store as it is."""
+        if self.known_version() != VERSION:
+            raise StoreVersionError(
+                f"{self.place} does not have the schema of version {VERSION}: start this version "
+                "once"
+            )
+
+    def require_current_or_moved(self) -> None:
+        """Raise StoreVersionError unless it is a store of this version, moved or not."""
+        if self.version not in (VERSION, MOVED):
+            raise StoreVersionError(
+                f"{self.place} is not a store of version {VERSION}: 'storage status' shows what it "
+                "is"
+            )
+
+
 # One statement reads all three at one moment: another process may be creating the tables.
 _STATE_OF_FILE = """
 SELECT application_id, user_version, (SELECT count(*) FROM sqlite_schema)
 FROM pragma_application_id, pragma_user_version
 """
+
+
+def state_of_file(connection: Any, file: str) -> StoreState:
+    """Return what is in a SQLite file.
+
+    Args:
+        connection: one of apsw.
+        file: its path, for messages.
+    """
+    application_id, version, tables = connection.execute(_STATE_OF_FILE).fetchone()
+    if application_id == APPLICATION_ID or not (application_id or version or tables):
+        return StoreState(file, "SQLite", version or None)
+    foreign = (
+        f"is a SQLite database of another program (application id {application_id:#x}); set "
+        "Sdk:Storage:Path to a directory of its own, or move the file away"
+    )
+    return StoreState(file, "SQLite", None, foreign)
 
 
 def prepare_sqlite(connection: Any, file: str) -> None:
@@ -683,56 +786,21 @@ def prepare_sqlite(connection: Any, file: str) -> None:
         StoreVersionError: the file is of another program or of another version.
         apsw.Error: it cannot be read or written.
     """
-    while (version := version_of_file(connection, file)) != VERSION:
+    while (version := state_of_file(connection, file).known_version()) != VERSION:
         # Two processes may open a file at once: the second waits, and checks again.
         connection.execute("BEGIN IMMEDIATE")
         try:
-            if version_of_file(connection, file) == version:
+            if state_of_file(connection, file).version == version:
                 new = statements(Dialect("sqlite"))
-                for statement in LATER_SQLITE[version - 1] if version else new:
+                for statement in new if version is None else LATER_SQLITE[version - 1]:
                     connection.execute(statement)
-                if not version:
+                if version is None:
                     # Nothing was deleted yet, so no remnant has to be overwritten.
-                    connection.execute("INSERT INTO checkpoint VALUES ('storage.wiped', '1')")
+                    connection.execute(MARK_AS_WIPED)
                 connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-                connection.execute(f"PRAGMA user_version = {version + 1}")
+                connection.execute(f"PRAGMA user_version = {(version or 0) + 1}")
             connection.execute("COMMIT")
         except BaseException:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             raise
-
-
-def version_of_file(connection: Any, file: str) -> int:
-    """Return the version of the schema of a SQLite file, 0 of a new one.
-
-    Args:
-        connection: one of apsw.
-        file: its path, for messages.
-
-    Raises:
-        StoreVersionError: the file is of another program or of another version.
-    """
-    application_id, version, tables = connection.execute(_STATE_OF_FILE).fetchone()
-    if not (application_id or version or tables):
-        return 0
-    if application_id != APPLICATION_ID:
-        raise StoreVersionError(
-            f"{file} is a SQLite database of another program (application id "
-            f"{application_id:#x}); set Sdk:Storage:Path to a directory of its own, or move the "
-            "file away"
-        )
-    if version == FILLING:
-        raise StoreVersionError(f"{file} {BEING_FILLED}")
-    if version < 0:
-        raise StoreVersionError(
-            f"{file} was moved to PostgreSQL by 'storage migrate': set Sdk:Storage:Backend to "
-            "Postgres; events that the database has received since are missing here"
-        )
-    if version > VERSION:
-        raise StoreVersionError(
-            f"{file} has schema version {version}, this version of sdk_trio knows up to "
-            f"{VERSION}; install the version that wrote it, or restore a backup from before the "
-            "upgrade"
-        )
-    return int(version)
