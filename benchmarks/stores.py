@@ -90,13 +90,13 @@ def waiting_store(directory: Path, count: int) -> Path:
 
 
 def _insert_waiting(tx: SqlTransaction, delivery: NewDelivery, _: int) -> None:
-    deliveries.accept_all(tx, _TERMS, [Arriving(delivery, None)], surely_new=True)
+    deliveries.accept_all(tx, _TERMS, [Arriving(delivery, None, tx.version)])
 
 
 def _insert_done(tx: SqlTransaction, delivery: NewDelivery, _: int) -> None:
     now, token = delivery.received_at, new_token()
-    arriving = [Arriving(delivery, token)]
-    ((_, sequence),) = deliveries.accept_all(tx, _TERMS, arriving, surely_new=True)
+    arriving = [Arriving(delivery, token, tx.version)]
+    ((_, sequence),) = deliveries.accept_all(tx, _TERMS, arriving)
     assert sequence is not None
     deliveries.end_all(tx, [RunEnd(sequence, token, now, begun=now)])
 

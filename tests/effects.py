@@ -44,6 +44,7 @@ from support.keyed import ByKey
 from sdk_trio import MARKERS_SCHEMA, HandlerRegistry, Settings, Transaction, first_time
 from sdk_trio.events import OrderPaidEvent
 from sdk_trio.records.deliveries import UNFINISHED, DeliveryState, NewDelivery
+from sdk_trio.storage.admission import LeaseTerms
 from sdk_trio.storage.sqlite_inbox import SqliteInbox
 from sdk_trio.testing import sample_body
 from sdk_trio.webhooks import WebhookReceiver
@@ -73,11 +74,20 @@ class Place:
     async def open(self, owner: str) -> Any:
         terms = {"lease_seconds": LEASE_SECONDS, "dedup_seconds": 1e6, "payload_seconds": 1e6}
         if self.engine == "sqlite":
-            return ByKey(await SqliteInbox.open(self.directory / "inbox.db", owner=owner, **terms))
+            return ByKey(
+                await SqliteInbox.open(
+                    self.directory / "inbox.db", LeaseTerms(owner=owner, **terms)
+                )
+            )
         from sdk_trio.storage.engines.postgres_address import PostgresAddress
         from sdk_trio.storage.postgres_inbox import PostgresInbox
 
-        return ByKey(await PostgresInbox.open(PostgresAddress(dsn=self.dsn), owner=owner, **terms))
+        return ByKey(
+            await PostgresInbox.open(
+                PostgresAddress(dsn=self.dsn),
+                LeaseTerms(owner=owner, shared_by_hosts=True, **terms),
+            )
+        )
 
     @contextmanager
     def own_transaction(self) -> Iterator[Any]:

@@ -31,6 +31,7 @@ from support.postgres import PostgresServer, remove_server, running_server
 from support.postgres_work import add_days, add_finished, blocks, forget_blocks, work
 
 from sdk_trio.records.deliveries import DeliveryState, Done, NewDelivery, Retry
+from sdk_trio.storage.admission import LeaseTerms
 from sdk_trio.storage.engines.postgres_address import PostgresAddress
 from sdk_trio.storage.ports import Inbox
 from sdk_trio.storage.postgres_inbox import PostgresInbox, migrate
@@ -63,7 +64,11 @@ CHUNK = 100_000
 
 @asynccontextmanager
 async def opened(dsn: str, owner: str) -> AsyncIterator[ByKey]:
-    inbox = ByKey(await PostgresInbox.open(PostgresAddress(dsn=dsn), owner=owner, **TERMS))
+    inbox = ByKey(
+        await PostgresInbox.open(
+            PostgresAddress(dsn=dsn), LeaseTerms(owner=owner, shared_by_hosts=True, **TERMS)
+        )
+    )
     try:
         yield inbox
     finally:
@@ -379,7 +384,11 @@ def history(finished: int, days: int, directory: str | None) -> bool:
 
     async def measure(dsn: str, rows: int) -> None:
         nonlocal kept_all
-        inbox = ByKey(await PostgresInbox.open(PostgresAddress(dsn=dsn), owner="history", **terms))
+        inbox = ByKey(
+            await PostgresInbox.open(
+                PostgresAddress(dsn=dsn), LeaseTerms(owner="history", shared_by_hosts=True, **terms)
+            )
+        )
         print(f"\n| {rows} rows | CPU, process | CPU, server | latency |\n|---|---|---|---|")
         try:
             for way, tasks in (("accept", 1), ("accept", 50), ("accept, end", 50)):
@@ -454,7 +463,9 @@ def rates(events: int, rounds: int) -> bool:
         print("| way | store | events a second | CPU, process | CPU, server | statements |")
         print("|---|---|---|---|---|---|")
         async with opened(server.fresh(), "rates") as postgres:
-            sqlite = ByKey(await SqliteInbox.open(directory / "inbox.db", owner="rates", **TERMS))
+            sqlite = ByKey(
+                await SqliteInbox.open(directory / "inbox.db", LeaseTerms(owner="rates", **TERMS))
+            )
             for way, tasks in [*((way, 50) for way in WAYS), ("accept", 1), ("accept, end", 1)]:
                 found: dict[str, list[Cost]] = {"PostgreSQL": [], "SQLite": []}
                 for _ in range(rounds):

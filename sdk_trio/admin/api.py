@@ -19,15 +19,6 @@ from ..base.http import Send
 from ..base.logs import get_logger
 from ..records.deliveries import DeliveryRecord, DeliveryState, listed, shown
 from ..storage.ports import Inbox
-from ..storage.replay import (
-    ReplayCandidate,
-    ambiguity,
-    error_group,
-    find_meant,
-    find_named,
-    replay_all,
-    replay_rows,
-)
 from .query import (
     FILTER,
     LARGEST_REPLAY,
@@ -37,6 +28,15 @@ from .query import (
     page_of,
     parse_moment,
     reads_oldest_first,
+)
+from .replay import (
+    ReplayCandidate,
+    ambiguity,
+    error_group,
+    find_meant,
+    find_named,
+    replay_all,
+    replay_rows,
 )
 from .status import RunningProgram
 

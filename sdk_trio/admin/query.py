@@ -81,7 +81,7 @@ class ListQuery(msgspec.Struct, frozen=True):
 class ReplayRequest(msgspec.Struct, frozen=True):
     """The body of ``POST /api/events/replay``: events by id, or those of a state.
 
-    ``error`` is a group of ``storage.replay.error_group``; ``after`` is where the last answer
+    ``error`` is a group of ``replay.error_group``; ``after`` is where the last answer
     stopped; ``confirm`` is the token of a dry run of the same filter. ``actor`` is the person who
     requests it, for the log.
     """

@@ -21,12 +21,12 @@ from ..base.bell import Flag
 from ..base.clock import wall
 from ..base.logs import get_logger
 from ..base.telemetry import Sample
+from ..base.term import TermEndedError
 from ..config.options.alerts import AlertsOptions
 from ..errors import NotRunningError, StoreUnavailableError
 from ..notifications.send import Outcome, RetrySchedule, ending_of
 from ..records.alerts import Alert, AlertBook, AlertMessage, AlertName
 from ..records.notifications import NotificationState
-from ..storage.term import TermEndedError
 from .conditions import AlertCondition, Facts, evaluate
 from .lifecycle import MOST_MESSAGES, DueMessage, advance
 

@@ -32,6 +32,15 @@ if not describing():
     import trio
 
     from ..admin.follow import open_feed
+    from ..admin.replay import (
+        ReplayCandidate,
+        ambiguity,
+        find_chosen,
+        find_meant,
+        find_named,
+        replay_all,
+        replay_rows,
+    )
     from ..config import Settings
     from ..config.sources import printable
     from ..records.deliveries import (
@@ -43,15 +52,6 @@ if not describing():
         shown,
     )
     from ..storage.ports import Inbox
-    from ..storage.replay import (
-        ReplayCandidate,
-        ambiguity,
-        find_chosen,
-        find_meant,
-        find_named,
-        replay_all,
-        replay_rows,
-    )
     from ..webhooks.routes import first_match, routes_of
     from .listen import REPLACED, feed_source, first_since, raw_of
     from .routes import find_route

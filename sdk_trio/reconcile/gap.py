@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import attrs
 
-from ..storage.coalescing import SKEW_SECONDS
+from ..events.coalescing import SKEW_SECONDS
 
 #: The shortest time that the upstream retries a failed event, in seconds. Ten attempts take
 #: 13.5 minutes at least. After a shorter time without contact nothing is lost: its retries arrive.

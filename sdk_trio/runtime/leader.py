@@ -1,7 +1,7 @@
 """Replication and reconciliation, which only one of the hosts with the same store may run.
 
 Hosts with the same PostgreSQL store elect a leader by a lease
-(:class:`~sdk_trio.storage.term.Leadership`). Other stores have a single host.
+(:class:`~sdk_trio.base.term.Leadership`). Other stores have a single host.
 """
 
 from collections.abc import AsyncIterator, Callable
@@ -79,7 +79,7 @@ class LeaderParts:
         self, *, task_status: trio.TaskStatus[None]
     ) -> None:
         """Replicate and reconcile while this host is the leader."""
-        from ..storage.term import MARGIN_SECONDS, Leadership
+        from ..base.term import MARGIN_SECONDS, Leadership
 
         runtime = self._runtime
 

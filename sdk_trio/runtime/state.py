@@ -32,10 +32,10 @@ from .wiring import (
 
 if TYPE_CHECKING:
     from ..admin.status import StoreObserver
+    from ..base.term import Leadership
     from ..client.client import Client
     from ..reconcile.gap_watch import GapWatch
     from ..replication.verification_schedule import VerificationScheduler
-    from ..storage.term import Leadership
     from ..tenants.tenancy import ClientFactory
     from ..tenants.upgrade import HostUpgrade, Quiescence
     from .admin import AdminServer

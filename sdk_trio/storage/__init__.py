@@ -15,11 +15,11 @@ To read this package, follow one delivery:
 7. ``engines/``: connections, failures of disks and servers. ``memory/``: a store without SQL.
    ``engines/postgres_days.py``: history by days on PostgreSQL.
 
-Other data: ``sql/tenants.py``, ``sql/notifications.py``, ``sql/alerts.py``, ``term.py`` (leases of
-hosts), ``subjects.py`` (the newest state of a subject), ``data_directory.py`` (its lock).
+Other data: ``sql/tenants.py``, ``sql/notifications.py``, ``sql/alerts.py``, ``subjects.py`` (the
+newest state of a subject), ``data_directory.py`` (its lock).
 
 For operators: ``backup.py``, ``copying.py``, ``transfer.py``, ``examine.py``,
-``examine_postgres.py``, ``replay.py``.
+``examine_postgres.py``.
 """
 
 from collections.abc import Callable

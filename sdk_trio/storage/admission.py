@@ -28,16 +28,16 @@ class LeaseTerms(msgspec.Struct, frozen=True, kw_only=True):
         lease_seconds: duration of a lease without renewal.
         dedup_seconds: time that a finished id is remembered.
         payload_seconds: time that bodies are kept.
-        shared: other hosts use the store and may be alive, so only leases that have expired are
-            taken away. On SQLite it is False: the first process takes away the leases of all others
-            before it starts them.
+        shared_by_hosts: other hosts use the store and may be alive, so only leases that have
+            expired are taken away. On SQLite it is False: the first process takes away the leases
+            of all others before it starts them.
     """
 
     owner: str
     lease_seconds: float
     dedup_seconds: float
     payload_seconds: float
-    shared: bool = False
+    shared_by_hosts: bool = False
 
     def live(self, until: float | None, *, now: float) -> float | None:
         """Return the deadline ``until`` if the lease is in force at ``now``; else None.

@@ -106,7 +106,7 @@ class Unit:
 
     work: Callable[[Any], Any] | None = None
     grouped: GroupedWork | None = None
-    key: str | None = None
+    key: str = ""
     item: Any = None
     durable = True
     transaction: Literal["shared", "own", "none"] = "shared"
@@ -119,8 +119,8 @@ class Unit:
     awaited = True
     #: The time at which its caller began to wait.
     asked_at = math.inf
-    #: Its caller got the error that the store does not answer.
-    refused = False
+    #: Its caller has waited too long, and gets the error that the store does not answer.
+    timed_out = False
     #: It was taken back before it was handed over.
     withdrawn = False
     #: It was committed or has failed.
@@ -178,7 +178,7 @@ class GroupCommit(trio.abc.Instrument):
         self._someone_lingers = trio.Event()
         self._lingering = trio.CancelScope()
         # The error of each further call; None: the store is open.
-        self._refusal: str | None = None
+        self._closed_reason: str | None = None
         self._failing = False
         self._thread_ended = trio.Event()
         trio.lowlevel.add_instrument(self)
@@ -273,7 +273,7 @@ class GroupCommit(trio.abc.Instrument):
         unit.grouped, unit.key, unit.item, unit.durable = grouped, key, item, durable
         linger = self._engine.linger if linger is None else linger
         unit.awaited, unit.lingers = False, linger > 0
-        if self._refusal is None:
+        if self._closed_reason is None:
             self._asked[unit] = None
             if not unit.lingers:
                 self._urgent += 1
@@ -307,15 +307,15 @@ class GroupCommit(trio.abc.Instrument):
     @property
     def prompt(self) -> bool:
         """Whether the store is in order and answers at once; after a failure, since a write."""
-        # One expression, not three properties: each inline delivery asks twice.
-        if (
+        # One expression, not four properties: each delivery asks once or twice.
+        stall = self._stall
+        return not (
             self._failing
-            or self._stall.since is not None
+            or stall.since is not None
             or self._engine.lost is not None
-            or self._refusal is not None
-        ):
-            return False
-        return self._stall.has_answered_recently
+            or self._closed_reason is not None
+            or (stall.waiting and self._now() - stall.answered_at >= PROMPT_SECONDS)
+        )
 
     async def close(self) -> None:
         """Finish the queued units, close the engine and end the thread.
@@ -327,8 +327,8 @@ class GroupCommit(trio.abc.Instrument):
             StoreUnavailableError: the store did not answer in that time, and its engine cannot be
                 abandoned; the thread ends when the store answers.
         """
-        if self._refusal is None:
-            self._refusal = "the store is closed"
+        if self._closed_reason is None:
+            self._closed_reason = "the store is closed"
             self._linger_seconds = 0.0  # no unit lingers from now on
             self.before_io_wait(0)
             self._worker.post(self._close_engine, self._on_close)
@@ -353,10 +353,10 @@ class GroupCommit(trio.abc.Instrument):
     async def _await_commit(self, unit: Unit, *, patient: bool = False) -> Any:
         # Only the test for cancellation, not a whole checkpoint: the wait below is one.
         await trio.lowlevel.checkpoint_if_cancelled()
-        if self._refusal or self._stall.since is not None or self._engine.lost:
-            refusal = self._refuse()
+        if self._closed_reason or self._stall.since is not None or self._engine.lost:
+            error = self._refuse()
             await trio.lowlevel.cancel_shielded_checkpoint()
-            raise refusal
+            raise error
         if not patient:
             self._stall.begin(unit)
         self._asked[unit] = None
@@ -367,7 +367,7 @@ class GroupCommit(trio.abc.Instrument):
         except trio.Cancelled:
             with trio.move_on_after(STALL_SECONDS, shield=True) as patience:
                 # No unit can finish between the test and the sleep: both are in the event loop.
-                if unit.finished or unit.refused:
+                if unit.finished or unit.timed_out:
                     await trio.lowlevel.checkpoint()
                 else:
                     unit.task = trio.lowlevel.current_task()
@@ -377,7 +377,7 @@ class GroupCommit(trio.abc.Instrument):
             if patience.cancelled_caught and not unit.finished:
                 self._stall.note(STALL_SECONDS)
             raise
-        if unit.refused:
+        if unit.timed_out:
             raise StoreUnavailableError(self._stall.message(ANSWER_SECONDS))
         if unit.error is not None:
             raise unit.error
@@ -385,8 +385,8 @@ class GroupCommit(trio.abc.Instrument):
 
     def _refuse(self) -> StoreUnavailableError:
         self._outage.refuse()
-        if self._refusal is not None:
-            return StoreUnavailableError(self._refusal)
+        if self._closed_reason is not None:
+            return StoreUnavailableError(self._closed_reason)
         if self._engine.lost is not None:
             return StoreLostError(self._engine.lost)
         return StoreUnavailableError(self._stall.message())
@@ -463,9 +463,9 @@ class GroupCommit(trio.abc.Instrument):
         """Refuse every call from now on."""
         if self._thread_ended.is_set():
             return
-        if self._refusal is None:
+        if self._closed_reason is None:
             self._worker.post(self._engine.close, lambda _result: None)
-        self._refusal = _CRASHED
+        self._closed_reason = _CRASHED
         shown = "".join(traceback.format_exception(error))
         _log.error("store.thread_failed", traceback=shown, hint=_CRASHED)
         self._end_thread()
@@ -482,7 +482,7 @@ class GroupCommit(trio.abc.Instrument):
         self._queue.clear()
         self._asked.clear()
         for unit in rest:
-            unit.error = StoreUnavailableError(self._refusal or _CRASHED)
+            unit.error = StoreUnavailableError(self._closed_reason or _CRASHED)
         self._wake(rest)
         self._thread_ended.set()
 
@@ -496,7 +496,7 @@ class GroupCommit(trio.abc.Instrument):
         self._called = False
         self._batch = batch = self._take()
         wrote = bool(batch) and self._commit_batch(batch)
-        if self._engine.release():
+        if not self._engine.release():
             self._worker.post(self._engine.upkeep, self._on_return)
         if self._queue and not self._called:
             self._called = True
@@ -531,9 +531,9 @@ class GroupCommit(trio.abc.Instrument):
                 first.value = self._engine.run_outside_transaction(first.work)
                 return False  # it proves no write: a poll only reads
             durable = any(unit.durable for unit in batch)
-            only_item = len(batch) == 1 and first.grouped is not None
+            is_one_unit = len(batch) == 1 and first.grouped is not None
             begun = self._now()
-            wrote = self._engine.transact(work, durable=durable, only_item=only_item)
+            wrote = self._engine.transact(work, durable=durable, is_one_unit=is_one_unit)
         except Exception as error:  # each caller of the batch gets it
             # Only then may the units run again: no COMMIT was sent.
             if in_work and len(batch) > 1 and not isinstance(error, CommitUnknownError):
@@ -547,7 +547,7 @@ class GroupCommit(trio.abc.Instrument):
     def _run(self, batch: Sequence[Unit], transaction: SqlTransaction) -> None:
         """Do the work of a batch: one call for the items of a function whose keys differ."""
         gathered: dict[GroupedWork, list[Unit]] = {}
-        keys: set[str | None] = set()
+        keys: set[str] = set()
         for unit in batch:
             if unit.grouped is None or unit.key in keys:
                 _run_gathered(gathered, transaction)
@@ -608,21 +608,17 @@ class StallWatch:
         self.since: float | None = None
         #: The key of the event whose effects run, for messages.
         self.effects_key: str | None = None
-        self._answered_at = 0.0
+        #: The time of the last answer, or since when callers wait for one.
+        self.answered_at = 0.0
         self._someone_waits = trio.Event()
         self._watching = trio.CancelScope()
         trio.lowlevel.spawn_system_task(self._watch)
-
-    @property
-    def has_answered_recently(self) -> bool:
-        """Whether the store has answered just now, or no one waits for it."""
-        return not self.waiting or self._now() - self._answered_at < PROMPT_SECONDS
 
     def begin(self, unit: Unit) -> None:
         """Note that the caller of ``unit`` begins to wait, for :data:`ANSWER_SECONDS`."""
         unit.asked_at = self._now()
         if not self.waiting:
-            self._answered_at = unit.asked_at
+            self.answered_at = unit.asked_at
             self._someone_waits.set()
         self.waiting[unit] = None
 
@@ -645,7 +641,7 @@ class StallWatch:
     def end(self) -> None:
         """Note that the store has answered."""
         self.since = None
-        self._answered_at = self._now()
+        self.answered_at = self._now()
 
     def stop(self) -> None:
         """Stop watching the callers."""
@@ -690,7 +686,7 @@ class StallWatch:
             self.note(ANSWER_SECONDS)
             self._outage.fail(len(late))
         for unit in late:
-            unit.refused = True
+            unit.timed_out = True
             self.waiting.pop(unit, None)
             if unit.task is not None:
                 trio.lowlevel.reschedule(unit.task)

@@ -1,9 +1,9 @@
 """A copy of a whole store, table by table, between files of SQLite and databases of PostgreSQL.
 
-A :data:`Place` is where a store is or will be, and a :data:`Side` is one that is open. It gives and
-takes the rows of the tables that both engines have, in the order of their primary keys. The tables
-that each engine derives from them are filled at the end of the copy. The digest of a table covers
-its rows and is the same on every engine, so a copy is compared by digests.
+A :class:`Place` is where a store is or will be, and a :class:`Side` is one that is open. A side
+gives and takes the rows of the tables that both engines have, in the order of their primary keys.
+The tables that each engine derives from them are filled at the end of the copy. The digest of a
+table covers its rows and is the same on every engine, so a copy is compared by digests.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol
 
 import apsw
 import msgspec
@@ -39,9 +39,6 @@ from .sql.schema import (
     prepare_sqlite,
     state_of_file,
 )
-
-if TYPE_CHECKING:
-    from .transfer import PostgresPlace, PostgresSide
 
 #: Rows between two calls of the report.
 REPORT_ROWS = 1_000
@@ -71,15 +68,75 @@ class Copied(NamedTuple):
     digest: str
 
 
-#: An open store, within a transaction.
-Side: TypeAlias = "SqliteSide | PostgresSide"
+class Side(Protocol):
+    """An open store, within a transaction."""
 
-#: Where a store is, or will be.
-Place: TypeAlias = "SqlitePlace | PostgresPlace"
+    @property
+    def place(self) -> str:
+        """The store, in words."""
+
+    @property
+    def tx(self) -> SqlTransaction:
+        """The transaction."""
+
+    @property
+    def state(self) -> StoreState:
+        """The version of the schema."""
+
+    def set_version(self, version: int) -> None:
+        """Write the version of the schema."""
+
+    def rows(self, table: Table) -> Iterator[Row]:
+        """Return the rows of ``table`` in the order of its primary key; flags are ``bool``."""
+
+    def prepare(self, numbers: Iterable[int]) -> None:
+        """Make the partitions of the days with these numbers (``DAY_BITS``)."""
+
+    def add(self, table: Table, rows: Iterable[Row]) -> None:
+        """Add rows to ``table``, which has none of their keys."""
+
+
+class Place(Protocol):
+    """The place of a store that is moved, or of one that will be."""
+
+    @property
+    def name(self) -> str:
+        """Its name for people."""
+
+    @property
+    def remedy(self) -> str:
+        """The advice if another store is there."""
+
+    def reading(self) -> AbstractContextManager[Side]:
+        """Read the store as it is at one moment."""
+
+    def locked(self) -> AbstractContextManager[Side]:
+        """Keep others from the store within the block; commit at its end.
+
+        Raises:
+            StoreLockedError: a program works on it.
+            StoreVersionError: it is not a store of this version.
+        """
+
+    def survey(self) -> tuple[StoreState, str | None]:
+        """See :func:`survey`; StoreLockedError: a program works on the store."""
+
+    def fill(self, source: Side, report: Report) -> dict[str, Copied]:
+        """Copy ``source`` to this place, as a store that is marked as being filled, and compare it.
+
+        Raises:
+            TransferError: it is not empty, or has other rows than the source afterwards.
+            StoreLockedError: a program works on it.
+            StorageError: it cannot be used.
+            OSError: the disk failed, or is full.
+        """
+
+    def complete(self) -> None:
+        """Remove the mark of a store that is being filled."""
 
 
 class SqliteSide:
-    """An open store in a SQLite file.
+    """A :class:`Side` in a SQLite file.
 
     Args:
         connection: one to the file.
@@ -96,11 +153,9 @@ class SqliteSide:
         return state_of_file(self.connection, self.place)
 
     def set_version(self, version: int) -> None:
-        """Write the version of the schema."""
         self.connection.execute(f"PRAGMA user_version = {version}")
 
     def rows(self, table: Table) -> Iterator[Row]:
-        """Return the rows of ``table`` in the order of its primary key; flags are ``bool``."""
         flags = [number for number, kind in enumerate(table.columns.values()) if kind == "boolean"]
         for row in self.connection.execute(select(table, table.keys)):
             if not flags:
@@ -112,10 +167,9 @@ class SqliteSide:
             yield tuple(values)
 
     def prepare(self, numbers: Iterable[int]) -> None:
-        """Make the partitions of these days (``DAY_BITS``): a file has one table for all."""
+        """See :meth:`Side.prepare`: a file has one table for all."""
 
     def add(self, table: Table, rows: Iterable[Row]) -> None:
-        """Add rows to ``table``, which has none of their keys."""
         marks = ", ".join("?" * len(table.columns))
         names = ", ".join(table.columns)
         self.connection.executemany(
@@ -396,7 +450,7 @@ def survey(side: Side) -> tuple[StoreState, str | None]:
 
 
 class SqlitePlace:
-    """The place of a SQLite file; the caller holds the lock of its directory.
+    """The :class:`Place` of a SQLite file; the caller holds the lock of its directory.
 
     Args:
         file: the database, which may not exist.
@@ -405,24 +459,16 @@ class SqlitePlace:
     def __init__(self, file: Path) -> None:
         self._file = file
         self.name = str(file)
-        #: What to do if another store is there.
         self.remedy = (
             f"move it away, together with {file.name}-wal and {file.name}-shm if they are there, "
             "and repeat this"
         )
 
     def reading(self) -> AbstractContextManager[SqliteSide]:
-        """Read the store as it is at one moment."""
         return opened(self._file)
 
     @contextmanager
     def locked(self) -> Iterator[SqliteSide]:
-        """Keep others from the store within the block; commit at its end.
-
-        Raises:
-            StoreLockedError: a program works on it.
-            StoreVersionError: it is not a store of this version.
-        """
         try:
             connection = connect_writer(self.name, lambda _: None)
             try:
@@ -437,21 +483,12 @@ class SqlitePlace:
             raise describe_failure(error, self.name) from error
 
     def survey(self) -> tuple[StoreState, str | None]:
-        """See :func:`survey`; StoreLockedError: a program works on the store."""
         if not self._file.exists():
             return StoreState(self.name, "SQLite", None), None
         with self.reading() as side:
             return survey(side)
 
     def fill(self, source: Side, report: Report) -> dict[str, Copied]:
-        """Copy ``source`` to this place, as a store that is marked as being filled, and compare it.
-
-        Raises:
-            TransferError: it is not empty, or has other rows than the source afterwards.
-            StoreLockedError: a program works on it.
-            StorageError: it cannot be used.
-            OSError: the disk failed, or is full.
-        """
         check_target(self)
         new = filling_file(self._file)
         with new_file(new) as target:
@@ -462,7 +499,6 @@ class SqlitePlace:
         return copied
 
     def complete(self) -> None:
-        """Remove the mark of a store that is being filled."""
         with opened(self._file, apsw.SQLITE_OPEN_READWRITE) as side:
             side.set_version(VERSION)
 

@@ -35,7 +35,7 @@ from .commit import CLOSE_SECONDS, GroupCommit, GroupedWork, Unit
 from .effects import Effects
 from .readers import ReaderPool
 from .sql import arrivals, deliveries, leases, policies, reads
-from .sql.deliveries import Arriving, RunEnd, RunStart, new_token
+from .sql.deliveries import Answer, Arriving, RunEnd, RunStart, new_token
 from .sql.dialect import (
     Row,
     SqlPart,
@@ -89,7 +89,7 @@ class SqlInbox(SqlPart, ABC):
         super().__init__(terms, commits, readers)
         self._poll_cursor = PollCursor()
         # Tokens that a renewal must not give up: those of claims whose callers wait (_admit), and
-        # of ends that are not awaited (UnawaitedEnds).
+        # of ends that are not awaited (SqliteInbox).
         self._pending_tokens: set[int] = set()
         # Made once: the commit thread recognizes the same work by having the same object.
         self._accepting: GroupedWork = lambda tx, items: deliveries.accept_all(tx, terms, items)
@@ -140,21 +140,21 @@ class SqlInbox(SqlPart, ABC):
 
     def accept(self, delivery: NewDelivery, *, leased: bool) -> Coroutine[Any, Any, Admitted]:
         token = new_token() if leased and not delivery.ordered else None
-        return self._admit(self._accepting, delivery.key, token, Arriving(delivery, token))
+        arriving = Arriving(delivery, token)
+        return self._admit(arriving, self._commits.gather(self._accepting, delivery.key, arriving))
 
     async def claim(self, delivery: NewDelivery) -> Admitted:
-        token = new_token()
-        item = Arriving(delivery, token)
-        return await self._admit(self._claiming, delivery.key, token, item, durable=False)
+        arriving = Arriving(delivery, new_token())
+        answer = self._commits.gather(self._claiming, delivery.key, arriving, durable=False)
+        return await self._admit(arriving, answer)
 
-    async def _admit(
-        self, kind: Any, key: str, token: int | None, item: Any, *, durable: bool = True
-    ) -> Admitted:
+    async def _admit(self, arriving: Arriving, answer: Coroutine[Any, Any, Answer]) -> Admitted:
+        """Wait for the answer to a delivery, and return it with its lease."""
+        key, token = arriving.delivery.key, arriving.token
         if token is not None:
             self._pending_tokens.add(token)
-        admitted: Admitted
         try:
-            admitted, sequence = await self._commits.gather(kind, key, item, durable=durable)
+            admitted, sequence = await answer
         finally:
             if token is not None:
                 self._pending_tokens.discard(token)

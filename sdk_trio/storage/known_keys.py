@@ -2,13 +2,12 @@
 
 :class:`KnownKeys` is a filter in memory. :class:`StoreKeys` fills it from the store in the
 background, and adds each key that this process is about to write. A key that is not in the filter
-is in no row, unless another process has written meanwhile. The commit thread checks that within
-the transaction that relies on the answer.
+is in no row, unless another process has written meanwhile. The transaction that relies on the
+answer checks that.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, cast
 
 import trio
 
@@ -17,10 +16,7 @@ from ..errors import StoreLostError, StoreUnavailableError
 from ..records.deliveries import NewDelivery
 from .commit import GroupCommit
 from .readers import ReaderPool
-from .sql.dialect import SqlTransaction
-
-if TYPE_CHECKING:
-    from .engines.sqlite_connection import SqliteTransaction
+from .sql.dialect import SqlTransaction, Version
 
 #: Keys that the first generation of a filter is made for; each further one is twice as large.
 FIRST_GENERATION = 1 << 16
@@ -118,20 +114,11 @@ def _count_keys(tx: SqlTransaction, after: int) -> int:
     return int(last) - after
 
 
-#: The number of the writing connection, and how often it has seen others write.
-Version = tuple[int, int]
-
-
-def version_of(tx: SqlTransaction) -> Version:
-    """Return a number that changes when another connection writes; SQLite only."""
-    return cast("SqliteTransaction", tx).version
-
-
 class StoreKeys:
     """Knows without a query that the store surely does not have a key.
 
-    This process adds each key before it writes it. Writes of other connections change
-    ``data_version``. Each transaction that relied on the answer compares that number.
+    This process adds each key before it writes it. Writes of other connections change the version
+    of the store, and each transaction that relied on the answer compares it.
 
     =========  ====================================  ===================  =========================
     state      filter                                a key is surely new  ends when
@@ -143,7 +130,7 @@ class StoreKeys:
     =========  ====================================  ===================  =========================
 
     Args:
-        commits: runs what reads the number.
+        commits: runs what reads the version.
         readers: read the rows.
         unawaited: keys of runs whose claims may not be in the store yet.
     """
@@ -159,11 +146,10 @@ class StoreKeys:
         self.filter: KnownKeys | None = None
         # All rows have been read once: the filter is not building.
         self._all_read = False
-        # Another connection has written since. The commit thread sets it, too: True is the only
-        # value it writes, and the event loop resets it only after it has read those rows.
+        # Another connection has written since.
         self._behind = False
-        # The number when the last rows were read.
-        self._version: Version = (0, 0)
+        # That of the store when the last rows were read.
+        self._version: Version | None = None
         self._most = KEYS_BEFORE_REBUILD
         self._up_to = 0
         self._wanted = trio.Event()
@@ -193,8 +179,8 @@ class StoreKeys:
         """Add the key of a delivery.
 
         Returns:
-            The version of the store in which surely no row has the key, for :meth:`are_new`.
-            None: the key may be known, or not all keys of the store were read yet.
+            The version of the store in which surely no row has the key (``Arriving.new_in``). None:
+            the key may be known, or not all keys of the store were read yet.
         """
         keys = self.filter
         if keys is None:
@@ -206,24 +192,9 @@ class StoreKeys:
         is_new = keys.add(hash(delivery.key))
         return self._version if is_new and self._all_read and not self._behind else None
 
-    def check(self, tx: SqlTransaction) -> None:
-        """Notice that others have written. In the commit thread, within a transaction."""
-        if version_of(tx) != self._version:
-            self._behind = True
-
-    def are_new(self, tx: SqlTransaction, versions: Iterable[Version]) -> bool:
-        """Return whether no other process has written since any of ``versions``.
-
-        In the commit thread, within a transaction. True: the keys for which :meth:`note_new` has
-        returned these versions are in no row.
-        """
-        self.check(tx)
-        current = version_of(tx)
-        return all(version == current for version in set(versions))
-
-    def catch_up(self, *, changed: bool = False) -> None:
-        """Read the rows that others have written, if a write was noticed, or with ``changed``."""
-        if self.filter is not None and (changed or self._behind or self.filter.added > self._most):
+    def catch_up(self, *, changed: bool) -> None:
+        """Read the rows of others, if there are any; replace a filter that is too large."""
+        if self.filter is not None and (changed or self.filter.added > self._most):
             self._behind = True
             self._wanted.set()
 
@@ -251,7 +222,7 @@ class StoreKeys:
             # It holds keys that the retention removed long ago.
             keys = self._begin_filter()
         # Read before the rows: a later write of another connection changes the number again.
-        version = await self._commits.submit(version_of, durable=False)
+        version = await self._commits.submit(lambda tx: tx.version, durable=False)
         keys.reserve(await self._readers.run(partial(_count_keys, after=self._up_to)))
         while found := await self._readers.run(partial(_read_keys, after=self._up_to)):
             begun = clock.monotonic()

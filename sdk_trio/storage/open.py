@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from ..errors import OptionsValidationError, Problem
+from .admission import LeaseTerms
 
 if TYPE_CHECKING:
     from ..config import Settings
@@ -96,20 +97,20 @@ async def open_inbox(
 async def _open(settings: "Settings", owner: str, lease_seconds: float, use: StoreUse) -> "Store":
     await trio.lowlevel.checkpoint()
     backend = str(settings.storage.backend)
-    dedup_seconds = settings.webhooks.dedup_retention_hours * 3600.0
-    payload_seconds = settings.webhooks.payload_retention_days * 86_400.0
+    terms = LeaseTerms(
+        owner=owner,
+        lease_seconds=lease_seconds,
+        dedup_seconds=settings.webhooks.dedup_retention_hours * 3600.0,
+        payload_seconds=settings.webhooks.payload_retention_days * 86_400.0,
+        shared_by_hosts=backend == "Postgres",
+    )
     # Imported here, because SQLite takes 4 MB, which a store in memory does not need, and psycopg
     # is an extra.
     if backend == "Memory":
         from .memory.inbox import MemoryInbox
 
         await trio.lowlevel.checkpoint()
-        return MemoryInbox(
-            owner=owner,
-            lease_seconds=lease_seconds,
-            dedup_seconds=dedup_seconds,
-            payload_seconds=payload_seconds,
-        )
+        return MemoryInbox(terms)
     if backend == "Sqlite":
         from ..base.private_files import create_data_directory
         from .claims_file import CLAIMS_NAME
@@ -126,10 +127,7 @@ async def _open(settings: "Settings", owner: str, lease_seconds: float, use: Sto
         )
         return await SqliteInbox.open(
             directory / DATABASE_NAME,
-            owner=owner,
-            lease_seconds=lease_seconds,
-            dedup_seconds=dedup_seconds,
-            payload_seconds=payload_seconds,
+            terms,
             claims=directory / CLAIMS_NAME if use is StoreUse.RUNTIME else None,
             write_lock=write_lock if needs_lock else None,
             distrust_log=use.holds_lock,
@@ -137,13 +135,7 @@ async def _open(settings: "Settings", owner: str, lease_seconds: float, use: Sto
     address = postgres_address(settings)
     from .postgres_inbox import PostgresInbox
 
-    return await PostgresInbox.open(
-        address,
-        owner=owner,
-        lease_seconds=lease_seconds,
-        dedup_seconds=dedup_seconds,
-        payload_seconds=payload_seconds,
-    )
+    return await PostgresInbox.open(address, terms)
 
 
 def postgres_address(

@@ -8,7 +8,6 @@ first locks the row of its event; claims and renewals skip locked rows.
 import uuid
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import partial
 from typing import NoReturn, cast
 
@@ -50,7 +49,7 @@ from .engines.postgres_address import PostgresAddress
 from .engines.postgres_connection import StoreConnection
 from .engines.postgres_migration import migrate_postgres
 from .inbox import SqlInbox
-from .readers import ReaderPool
+from .readers import ReaderPool, close_all
 from .sql import deliveries, leases, reads
 from .sql.dialect import Dialect
 from .sql.schema import LATER_POSTGRESQL, statements
@@ -94,24 +93,16 @@ class PostgresInbox(SqlInbox):
     async def open(
         cls,
         address: PostgresAddress,
+        terms: LeaseTerms,
         *,
-        owner: str,
-        lease_seconds: float,
-        dedup_seconds: float,
-        payload_seconds: float,
         server_clock: bool = True,
-        shared: bool = True,
     ) -> "PostgresInbox":
         """Open the store at ``address``, creating or migrating its schema.
 
         Args:
             address: the database and the schema.
-            owner: see :class:`LeaseTerms`, also for the next three.
-            lease_seconds: above 0.
-            dedup_seconds: 0 or more.
-            payload_seconds: 0 or more.
+            terms: the owner and the periods.
             server_clock: measure leases by the database's clock; False: by that of each call.
-            shared: see :class:`LeaseTerms`.
 
         Raises:
             StoreVersionError: the schema is of a newer version or of another program.
@@ -119,13 +110,6 @@ class PostgresInbox(SqlInbox):
 
         If it is cancelled, nothing stays open.
         """
-        terms = LeaseTerms(
-            owner=owner,
-            lease_seconds=lease_seconds,
-            dedup_seconds=dedup_seconds,
-            payload_seconds=payload_seconds,
-            shared=shared,
-        )
         inbox = cls(address, terms, server_clock=server_clock)
         try:
             await run_in_thread(migrate, address)
@@ -168,7 +152,7 @@ class PostgresInbox(SqlInbox):
         terms = self._terms
         seen, expired = await self._readers.run(
             lambda tx: reads.changes_of_others(
-                tx, node=self._node, owner=terms.owner, shared=terms.shared
+                tx, node=self._node, owner=terms.owner, shared=terms.shared_by_hosts
             ),
             # The caller polls next, which uses another connection that may well answer.
             seconds=ANSWER_SECONDS,
@@ -295,14 +279,9 @@ class EffectTransactions:
     def close(self) -> None:
         """Close the connections; those in use are cut, and closed by their threads."""
         self._closed = True
-        self._drop_idle()
+        close_all(self._idle)
         for connection in tuple(self._in_use):
             connection.cut()
-
-    def _drop_idle(self) -> None:
-        with suppress(IndexError):
-            while True:
-                self._idle.pop().close()
 
     # -- in the thread -------------------------------------------------------------------------
 
@@ -345,7 +324,7 @@ class EffectTransactions:
                 # other idle ones are as old.
                 if connection.useless and not is_redialled:
                     is_redialled = True
-                    self._drop_idle()
+                    close_all(self._idle)
                     continue
                 raise self._address.describe(error) from error
             else:

@@ -4,7 +4,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import trio
 
@@ -18,6 +18,13 @@ T = TypeVar("T")
 
 #: Time for an interrupted query to end, in seconds.
 CLOSE_SECONDS = 2.0
+
+
+def close_all(idle: "deque[Any]") -> None:
+    """Close the connections that no thread uses; other threads may add and take some meanwhile."""
+    with suppress(IndexError):
+        while True:
+            idle.pop().close()
 
 
 class _Reading:
@@ -71,7 +78,7 @@ class ReaderPool:
                     await _interrupt(reading)
                 raise
         # The other connections are as old, and may be half-open as well.
-        self._drop_idle()
+        close_all(self._idle)
         raise StoreUnavailableError(
             f"the store {self._place} was not read within {seconds:g} s: it does not answer, or a "
             "long listing holds it up; try again"
@@ -118,11 +125,6 @@ class ReaderPool:
         except IndexError:
             return self._connect()
 
-    def _drop_idle(self) -> None:
-        with suppress(IndexError):
-            while True:
-                self._idle.pop().close()
-
     async def close(self) -> None:
         """Interrupt the queries in progress and close the connections; a second call does nothing.
 
@@ -138,7 +140,7 @@ class ReaderPool:
             self._limiter.total_tokens = 1
             async with self._limiter:
                 pass
-        self._drop_idle()
+        close_all(self._idle)
         await trio.lowlevel.checkpoint()
 
 

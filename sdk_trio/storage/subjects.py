@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import msgspec
 import trio
 
+from ..events.coalescing import SKEW_SECONDS, SUPERSEDED, time_of_state
 from ..events.lifecycle import StoredState, stage_of, stored_state
 from ..records.deliveries import DeliveryRecord, DeliveryState, NewDelivery
 from ..records.synthetic import is_synthetic
-from .coalescing import SKEW_SECONDS, SUPERSEDED, time_of_state
 from .ports import Inbox
 
 #: Records that are read at a time.

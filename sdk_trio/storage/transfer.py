@@ -56,7 +56,7 @@ SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
 
 
 class PostgresSide:
-    """An open store in a database; see :class:`.copying.SqliteSide`.
+    """A :class:`.copying.Side` in a database.
 
     Args:
         connection: one to the database.
@@ -151,7 +151,7 @@ class PostgresSide:
 
 
 class PostgresPlace:
-    """The place of a store in PostgreSQL.
+    """The :class:`.copying.Place` of a store in PostgreSQL.
 
     Args:
         connection: a patient one to the database. It is the only one of this process there.

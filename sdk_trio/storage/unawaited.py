@@ -1,4 +1,4 @@
-"""Unawaited claims and ends on SQLite: runs that begin or end before that is committed.
+"""Unawaited claims on SQLite: inline runs that begin before their claims are committed.
 
 The claim of an inline run whose key is surely new is not awaited. So a lone inline delivery is one
 transaction instead of two (docs/adr/0047-unawaited-claims.md).
@@ -9,53 +9,35 @@ transaction instead of two (docs/adr/0047-unawaited-claims.md).
 4. Most handlers end before the claim is handed over to the commit thread. Then the claim is
    withdrawn, and claim and outcome are one record. Otherwise the outcome is recorded after the
    claim (:meth:`UnawaitedLease.stored`).
-
-The success of a queued run acknowledges nothing, so it is not awaited either, and waits for the
-next commit to share its sync. So an enqueued event costs one sync instead of two. A run whose end
-is not committed when the process is killed runs again.
 """
 
 import os
 from collections.abc import Collection, Sequence
 from functools import partial
-from itertools import islice
-from typing import NamedTuple
 
 import trio
 
 from ..base.executor import run_in_thread
 from ..base.logs import get_logger
-from ..errors import StoreLostError
 from ..records.deliveries import Admission, Done, Lease, NewDelivery, Outcome
 from .admission import LeaseTerms
 from .claims_file import ClaimsFile, InterruptedRun, read_claims
-from .commit import GroupCommit, Unit
-from .known_keys import StoreKeys, Version
+from .commit import GroupCommit, GroupedWork, Unit
+from .known_keys import StoreKeys
 from .readers import ReaderPool
 from .sql import arrivals, deliveries, reads
-from .sql.deliveries import Answer, Arriving, Ran, RunEnd, new_token
+from .sql.deliveries import Arriving, Ran, RunEnd, new_token
 from .sql.dialect import SqlTransaction
-
-#: The longest time that the end of a run waits for other work, in seconds. At 100 events a second,
-#: nine of ten ends share the commit of another event.
-LINGER_SECONDS = 0.025
 
 _log = get_logger("storage")
 
-#: A delivery whose key was surely new, and the version of the store in which it was.
-SurelyNew = tuple[Arriving, Version]
-
 
 class UnawaitedLease(Lease, kw_only=True, eq=False, gc=False):
-    """The lease of a run whose claim is not awaited.
+    """The lease of a run whose claim is not awaited."""
 
-    ``version`` is that of the store in which its key was new.
-    """
-
-    delivery: NewDelivery
+    arriving: Arriving
     claim: Unit
     slot: int
-    version: Version
 
     def stored(self) -> Lease | None:
         """Return the lease as the store has it, None if it does not; in the commit thread.
@@ -89,9 +71,12 @@ class UnawaitedClaims:
         terms: the owner and the periods.
         commits: commits the claims and the ends of their runs.
         readers: read the store's keys.
+        claiming: claims deliveries.
     """
 
-    def __init__(self, terms: LeaseTerms, commits: GroupCommit, readers: ReaderPool) -> None:
+    def __init__(
+        self, terms: LeaseTerms, commits: GroupCommit, readers: ReaderPool, claiming: GroupedWork
+    ) -> None:
         self._terms = terms
         self._commits = commits
         self._readers = readers
@@ -100,8 +85,8 @@ class UnawaitedClaims:
         #: Those of runs that have not ended yet, by key.
         self.leases: dict[str, UnawaitedLease] = {}
         self.keys = StoreKeys(commits, readers, self.leases)
+        self._claiming = claiming
         # Bound once: the commit thread recognizes the same work by having the same object.
-        self._claiming = self._claim_all
         self._ending = self._end_all
 
     async def open(self, path: str | os.PathLike[str]) -> None:
@@ -138,23 +123,19 @@ class UnawaitedClaims:
         if file is None or not self._commits.prompt:
             return None
         key = delivery.key
-        version = self.keys.note_new(delivery)
-        if version is None or key in file.interrupted:
+        new_in = self.keys.note_new(delivery)
+        if new_in is None or key in file.interrupted:
             return None
         slot = file.take(key, delivery.received_at)
         if slot is None:
             return None
         token = new_token()
-        claim = self._commits.post(self._claiming, key, (Arriving(delivery, token), version))
+        arriving = Arriving(delivery, token, new_in)
+        claim = self._commits.post(self._claiming, key, arriving)
         lease = self.leases[key] = UnawaitedLease(
-            key, token, delivery=delivery, claim=claim, slot=slot, version=version
+            key, token, arriving=arriving, claim=claim, slot=slot
         )
         return lease
-
-    def _claim_all(self, tx: SqlTransaction, items: Sequence[SurelyNew]) -> Sequence[Answer]:
-        are_new = self.keys.are_new(tx, (version for _, version in items))
-        arriving = [each for each, _ in items]
-        return deliveries.claim_all(tx, self._terms, arriving, surely_new=are_new)
 
     def drop(self, lease: Lease) -> None:
         """Give up a lease, if it is one of :attr:`leases`: no :meth:`finish` follows.
@@ -175,7 +156,6 @@ class UnawaitedClaims:
         if self._file is not None:
             later = not is_recorded and not self._commits.prompt
             self._file.free(lease.slot, is_recorded=is_recorded, later=later)
-        self.keys.catch_up()
 
     def clear_recorded(self) -> None:
         """Clear the slots of recorded runs, before the store may forget their keys."""
@@ -227,78 +207,22 @@ class UnawaitedClaims:
             if (stored := lease.stored()) is not None:
                 stored_ends[lease] = RunEnd(stored.sequence, lease.token, now)
             elif lease.claim.withdrawn:
-                new_runs[lease] = Ran(lease.delivery, lease.token, now)
+                arriving = lease.arriving
+                new_runs[lease] = Ran(arriving.delivery, lease.token, now, arriving.new_in)
             else:
                 is_ended[lease] = self._end(lease, Done(), now, tx)
         if stored_ends:
             ended = deliveries.end_all(tx, list(stored_ends.values()))
             is_ended.update(zip(stored_ends, ended, strict=True))
         if new_runs:
-            are_new = self.keys.are_new(tx, (lease.version for lease in new_runs))
-            runs = list(new_runs.values())
-            ended = deliveries.add_done(tx, self._terms, runs, surely_new=are_new)
+            ended = deliveries.add_done(tx, self._terms, list(new_runs.values()))
             is_ended.update(zip(new_runs, ended, strict=True))
         return [is_ended[lease] for lease, _ in ends]
 
     def _end(self, lease: UnawaitedLease, outcome: Outcome, now: float, tx: SqlTransaction) -> bool:
         """Record the end of one run, whatever its outcome; in the commit thread."""
-        self.keys.check(tx)
         if (stored := lease.stored()) is not None:
             return deliveries.finish(tx, stored, outcome, now)
         # Claim and outcome together. The key is looked up: it may be known by now.
-        return deliveries.record_run(tx, self._terms, lease.delivery, lease.token, outcome, now)
-
-
-class UnawaitedEnd(NamedTuple):
-    """The end of a run on its way to the store."""
-
-    key: str
-    run: RunEnd
-    unit: Unit
-
-
-class UnawaitedEnds:
-    """The unawaited ends of one inbox. An end that the store has failed is posted again.
-
-    Args:
-        commits: commits the ends.
-        pending_tokens: those that a renewal must not give up; the ends add theirs.
-    """
-
-    def __init__(self, commits: GroupCommit, pending_tokens: set[int]) -> None:
-        self._commits = commits
-        self._pending_tokens = pending_tokens
-        # By token, in the order in which they were posted.
-        self._ends: dict[int, UnawaitedEnd] = {}
-
-    def post(self, key: str, run: RunEnd) -> None:
-        """Record the success of a run of ours, without waiting for the commit."""
-        # Each call forgets two committed ends at most, so that none makes the event loop wait.
-        for end in list(islice(self._ends.values(), 2)):
-            if end.unit.finished and end.unit.error is None:
-                self._forget(end)
-        self._pending_tokens.add(run.token)
-        end_all = deliveries.end_all
-        unit = self._commits.post(end_all, key, run, durable=True, linger=LINGER_SECONDS)
-        self._ends[run.token] = UnawaitedEnd(key, run, unit)
-
-    def _forget(self, end: UnawaitedEnd) -> None:
-        # `post` may have forgotten it while `repeat_failed` was on its way through the ends.
-        self._ends.pop(end.run.token, None)
-        self._pending_tokens.discard(end.run.token)
-
-    @property
-    def are_committed(self) -> bool:
-        """Whether no end is on its way to the store."""
-        return all(end.unit.finished for end in self._ends.values())
-
-    def repeat_failed(self) -> None:
-        """Post again what the store has failed; the next commit of any caller takes it along.
-
-        The ends of a lost store are forgotten.
-        """
-        for end in list(self._ends.values()):
-            if end.unit.finished:
-                self._forget(end)
-                if end.unit.error is not None and not isinstance(end.unit.error, StoreLostError):
-                    self.post(end.key, end.run)
+        delivery = lease.arriving.delivery
+        return deliveries.record_run(tx, self._terms, delivery, lease.token, outcome, now)

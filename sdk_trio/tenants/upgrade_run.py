@@ -10,6 +10,7 @@ import filelock
 import msgspec
 import trio
 
+from ..base import term
 from ..base.clock import wall
 from ..base.executor import call_loop, check_cancelled, run_in_thread
 from ..base.logs import get_logger
@@ -29,7 +30,6 @@ from ..errors import (
 from ..events import organization_of, plain_envelope
 from ..records.tenants import Tenant
 from ..records.upgrades import UpgradeMarker, UpgradeState
-from ..storage import term
 from ..storage.ports import Store
 from . import upgrade
 from .database_copy import copy_database, count_source, install, refuse_existing, remove_database

@@ -10,6 +10,7 @@ from ..base.cells import Cells, is_cell_cancelled
 from ..base.logs import get_logger
 from ..config import Settings
 from ..errors import StoreLostError
+from ..events.coalescing import SUPERSEDED
 from ..records.deliveries import (
     Dead,
     DeliveryRecord,
@@ -19,7 +20,6 @@ from ..records.deliveries import (
     Released,
 )
 from ..records.synthetic import is_synthetic
-from ..storage.coalescing import SUPERSEDED
 from ..storage.open import LEASE_SECONDS
 from ..storage.ports import Inbox
 from ..storage.subjects import find_newer_handled, find_superseding
@@ -201,7 +201,12 @@ class QueuedRuns:
                 )
             elif handler.gate is not None:
                 outcome = Done(handler.gate.take_answer(held.key))
-            if outcome is DONE and self._recorder.record_unawaited(held):
+            is_recorded = (
+                outcome is DONE
+                and not held.lost
+                and self._inbox.end_unawaited(held.lease, now=self._clock())
+            )
+            if is_recorded:
                 pass
             elif not is_cell_cancelled():
                 await self._recorder.record_until_stored(held, outcome)

@@ -186,10 +186,6 @@ class OutcomeRecorder:
             is_recorded = await self._inbox.finish(lease, outcome, now=self._clock())
         return is_recorded
 
-    def record_unawaited(self, held: HeldLease) -> bool:
-        """Record the success of a queued run with a later commit; False: it has to be awaited."""
-        return not held.lost and self._inbox.end_unawaited(held.lease, now=self._clock())
-
     async def record_until_stored(self, held: HeldLease, outcome: Outcome) -> None:
         """Record the outcome of a queued run; retry while the store fails.
 

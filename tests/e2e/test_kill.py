@@ -15,6 +15,7 @@ from support.ports import free_port
 from support.wire import Wire
 
 from sdk_trio.records.deliveries import DeliveryState
+from sdk_trio.storage.admission import LeaseTerms
 from sdk_trio.storage.sqlite_inbox import SqliteInbox
 from sdk_trio.testing import sign_delivery
 
@@ -100,10 +101,7 @@ class Daemon:
         """The ids that the store calls done, read while no daemon runs."""
         inbox = await SqliteInbox.open(
             self.directory / "data" / "inbox.db",
-            owner="test",
-            lease_seconds=1,
-            dedup_seconds=3600,
-            payload_seconds=3600,
+            LeaseTerms(owner="test", lease_seconds=1, dedup_seconds=3600, payload_seconds=3600),
         )
         try:
             records = await inbox.find(state=DeliveryState.DONE, limit=100_000)
@@ -114,10 +112,7 @@ class Daemon:
     async def counts(self) -> dict[str, int]:
         inbox = await SqliteInbox.open(
             self.directory / "data" / "inbox.db",
-            owner="test",
-            lease_seconds=1,
-            dedup_seconds=3600,
-            payload_seconds=3600,
+            LeaseTerms(owner="test", lease_seconds=1, dedup_seconds=3600, payload_seconds=3600),
         )
         try:
             return {str(state): n for state, n in (await inbox.counts()).items() if n}

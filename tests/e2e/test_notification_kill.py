@@ -28,6 +28,7 @@ from support.notified import transition
 from support.waiting import until
 
 from sdk_trio.records.notifications import NotificationRecord
+from sdk_trio.storage.admission import LeaseTerms
 from sdk_trio.storage.sqlite_inbox import SqliteInbox
 
 CHANNELS = ("email", "sms", "webhook")
@@ -164,10 +165,7 @@ class Daemon:
         (self.directory / "data").mkdir(mode=0o700, exist_ok=True)
         inbox = await SqliteInbox.open(
             self.directory / "data" / "inbox.db",
-            owner="test",
-            lease_seconds=75,
-            dedup_seconds=3600,
-            payload_seconds=3600,
+            LeaseTerms(owner="test", lease_seconds=75, dedup_seconds=3600, payload_seconds=3600),
         )
         try:
             yield inbox

@@ -12,6 +12,7 @@ from support.supervised import Daemon, running
 from support.unawaited import SEEN_SECONDS, wait_until_unawaited
 
 from sdk_trio.records.deliveries import NewDelivery
+from sdk_trio.storage.admission import LeaseTerms
 from sdk_trio.storage.sqlite_inbox import SqliteInbox
 from sdk_trio.testing import sign_delivery
 
@@ -112,7 +113,7 @@ def test_the_same_holds_for_an_event_that_waited_in_the_store(daemon):
 
     async def keep() -> None:
         terms = {"lease_seconds": 10, "dedup_seconds": 1e9, "payload_seconds": 1e9}
-        inbox = await SqliteInbox.open(data / "inbox.db", owner="earlier", **terms)
+        inbox = await SqliteInbox.open(data / "inbox.db", LeaseTerms(owner="earlier", **terms))
         for webhook_id in ("exit-now", "fine-1"):
             signed = sign_delivery("order.paid", secret=SECRET, webhook_id=webhook_id)
             delivery = NewDelivery(webhook_id, "order.paid", signed.body, 1, time.time())

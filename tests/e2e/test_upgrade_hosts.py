@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSI
 APPLICATION = """
 from pathlib import Path
 import trio
-from sdk_trio.storage import term
+from sdk_trio.base import term
 from sdk_trio.tenants.upgrade import HostUpgrade, StepBatch
 from sdk_trio.webhooks import HandlerRegistry
 

@@ -257,7 +257,7 @@ def server():
 async def test_an_unavailable_store_and_the_messages_sent_meanwhile(server, monkeypatch):
     monkeypatch.setenv("SDK_POSTGRES_DSN", server.empty())
     for name, seconds in {"TERM": 4.0, "MARGIN": 1.0, "RENEW": 0.5, "ASK": 0.5}.items():
-        monkeypatch.setattr(f"sdk_trio.storage.term.{name}_SECONDS", seconds)
+        monkeypatch.setattr(f"sdk_trio.base.term.{name}_SECONDS", seconds)
     async with alerted(Storage__Backend="Postgres") as world:
         await until(lambda: world.runtime.leads)
         await world.runtime.alerts.watch.check()

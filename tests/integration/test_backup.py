@@ -36,6 +36,7 @@ from sdk_trio.cli.terminal import ByteProgress
 from sdk_trio.records.deliveries import Admission, DeliveryState, Done
 from sdk_trio.records.tenants import AuditAction
 from sdk_trio.storage import backup
+from sdk_trio.storage.admission import LeaseTerms
 from sdk_trio.storage.copying import TransferError
 from sdk_trio.storage.data_directory import lock_data_directory
 from sdk_trio.storage.open import LEASE_SECONDS
@@ -77,7 +78,7 @@ class Place:
         from sdk_trio.storage.postgres_inbox import PostgresInbox
 
         address = self.database.address
-        return ByKey(await PostgresInbox.open(address, owner=owner, shared=False, **TERMS))
+        return ByKey(await PostgresInbox.open(address, LeaseTerms(owner=owner, **TERMS)))
 
     def run(self, use: Callable, owner: str = "one"):
         async def work():

@@ -261,6 +261,7 @@ ON_POSTGRESQL = {
 
 
 async def test_a_lone_delivery_costs_no_more_round_trips_on_postgresql_than_it_did(monkeypatch):
+    from sdk_trio.storage.admission import LeaseTerms
     from sdk_trio.storage.engines.postgres_address import PostgresAddress
     from sdk_trio.storage.engines.postgres_connection import StoreConnection
     from sdk_trio.storage.postgres_inbox import PostgresInbox
@@ -312,7 +313,10 @@ async def test_a_lone_delivery_costs_no_more_round_trips_on_postgresql_than_it_d
         return counted
 
     inbox = await PostgresInbox.open(
-        PostgresAddress(dsn=dsn), owner="one", lease_seconds=75, dedup_seconds=9, payload_seconds=9
+        PostgresAddress(dsn=dsn),
+        LeaseTerms(
+            owner="one", shared_by_hosts=True, lease_seconds=75, dedup_seconds=9, payload_seconds=9
+        ),
     )
     monkeypatch.setattr(StoreConnection, "wait", counting)
     monkeypatch.setattr("sdk_trio.storage.engines.postgres.PostgresEngine.linger", 30.0)

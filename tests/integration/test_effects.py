@@ -32,6 +32,7 @@ from sdk_trio.events import Event, OrderCreatedEvent, OrderPaidEvent, RefundCrea
 from sdk_trio.records.deliveries import DeliveryState, Done, NewDelivery
 from sdk_trio.storage import commit
 from sdk_trio.storage import sqlite_inbox as sqlite_effects
+from sdk_trio.storage.admission import LeaseTerms
 from sdk_trio.storage.memory.inbox import MemoryInbox
 from sdk_trio.storage.sqlite_inbox import SqliteInbox
 from sdk_trio.testing import AppUnderTest, running_app, settings_for_tests
@@ -67,7 +68,9 @@ class Place:
             self.dsn = running_server().database_of(self.directory)
             self.execute(f"{TABLE}; DELETE FROM app_effect")
             return inbox
-        inbox = ByKey(await SqliteInbox.open(self.directory / "inbox.db", owner=owner, **TERMS))
+        inbox = ByKey(
+            await SqliteInbox.open(self.directory / "inbox.db", LeaseTerms(owner=owner, **TERMS))
+        )
         self.execute(TABLE)
         return inbox
 
@@ -373,7 +376,7 @@ async def test_a_run_that_was_taken_over_applies_nothing(
 
 
 async def test_memory_has_no_transactions() -> None:
-    inbox = ByKey(MemoryInbox(owner="one", **TERMS))
+    inbox = ByKey(MemoryInbox(LeaseTerms(owner="one", **TERMS)))
     await inbox.claim(delivery())
     with pytest.raises(NotSupportedError, match="Sqlite or Postgres"):
         await inbox.conclude("m1", lambda transaction: None, attempt=1, now=1001)
@@ -424,7 +427,7 @@ async def test_a_store_that_waits_for_effects_names_their_event(
 ) -> None:
     monkeypatch.setattr(commit, "ANSWER_SECONDS", 0.2)
     monkeypatch.setattr(commit, "WATCH_SECONDS", 0.05)
-    inbox = ByKey(await SqliteInbox.open(tmp_path / "inbox.db", owner="one", **TERMS))
+    inbox = ByKey(await SqliteInbox.open(tmp_path / "inbox.db", LeaseTerms(owner="one", **TERMS)))
     await inbox.claim(delivery())
     goes_on = threading.Event()
     with pytest.raises(StoreUnavailableError, match="effects of the event m1 run in its thread"):
@@ -442,7 +445,7 @@ async def test_a_store_that_waits_for_effects_names_their_event(
 
 
 async def test_a_statement_that_a_handler_leaves_open_keeps_no_log(tmp_path: Path) -> None:
-    inbox = ByKey(await SqliteInbox.open(tmp_path / "inbox.db", owner="one", **TERMS))
+    inbox = ByKey(await SqliteInbox.open(tmp_path / "inbox.db", LeaseTerms(owner="one", **TERMS)))
     await inbox.claim(delivery())
     kept: list[Any] = []
 
@@ -547,7 +550,7 @@ def test_tables_of_handlers_outlive_checks_retention_and_purges(
     file = command_line.data / "inbox.db"
 
     async def keep_house() -> None:
-        inbox = ByKey(await SqliteInbox.open(file, owner="one", **TERMS))
+        inbox = ByKey(await SqliteInbox.open(file, LeaseTerms(owner="one", **TERMS)))
         handler = apsw.Connection(str(file))
         handler.execute(f"{TABLE}; INSERT INTO app_effect VALUES ('kept')")
         handler.close()

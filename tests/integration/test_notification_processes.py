@@ -14,6 +14,7 @@ import trio
 from support.notified import transition
 from support.waiting import PATIENCE_SECONDS
 
+from sdk_trio.storage.admission import LeaseTerms
 from sdk_trio.storage.sqlite_inbox import SqliteInbox
 
 #: Short, so that the survivor takes over within the test's patience.
@@ -25,6 +26,7 @@ import trio
 from sdk_trio.notifications.pump import ChannelLimits
 from sdk_trio.notifications.pump import NotificationPump
 from sdk_trio.notifications.send import Sent
+from sdk_trio.storage.admission import LeaseTerms
 from sdk_trio.storage.sqlite_inbox import SqliteInbox
 
 file, log, owner = sys.argv[1:]
@@ -40,7 +42,7 @@ class Channel:
         return Sent()
 
 async def main():
-    inbox = await SqliteInbox.open(file, owner=owner, **{TERMS!r})
+    inbox = await SqliteInbox.open(file, LeaseTerms(owner=owner, **{TERMS!r}))
     channels = {{"email": Channel("email", False), "webhook": Channel("webhook", True)}}
     limits = dict.fromkeys(channels, ChannelLimits(per_second=1000.0, burst=1000))
     pump = NotificationPump(channels, inbox.notifications, limits=limits)
@@ -98,7 +100,7 @@ async def senders(tmp_path: Path) -> AsyncIterator[Senders]:
 async def test_two_processes_send_no_message_twice_and_one_continues_alone(
     senders: Senders,
 ) -> None:
-    store: Any = await SqliteInbox.open(senders.file, owner="command", **TERMS)
+    store: Any = await SqliteInbox.open(senders.file, LeaseTerms(owner="command", **TERMS))
     await store.notifications.create_messages({}, now=0.0, oldest=0.0)
     made = 0
 

@@ -17,6 +17,7 @@ from support.waiting import until
 from sdk_trio.events import OrderUpdatedEvent
 from sdk_trio.records.deliveries import Dead, DeliveryState, Done, NewDelivery, Released, Retry
 from sdk_trio.records.policies import PAUSED, ClaimLimits, GroupLimit
+from sdk_trio.storage.admission import LeaseTerms
 from sdk_trio.storage.engines.postgres_address import PostgresAddress
 from sdk_trio.storage.ports import Inbox
 from sdk_trio.storage.postgres_inbox import PostgresInbox
@@ -527,7 +528,9 @@ async def test_a_pause_ends_by_the_clock_of_the_database(tmp_path: Path) -> None
     """The clocks of the hosts are wrong, and differ by an hour."""
     terms = {"lease_seconds": 75, "dedup_seconds": 1e6, "payload_seconds": 1e6}
     address = PostgresAddress(dsn=running_server().database_of(tmp_path))
-    inbox = await PostgresInbox.open(address, owner="one", **terms)
+    inbox = await PostgresInbox.open(
+        address, LeaseTerms(owner="one", shared_by_hosts=True, **terms)
+    )
     await inbox.pause("order.*", actor="ann", reason="", until=NOW + 0.5, now=NOW)
     await inbox.pause("refund.*", actor="ann", reason="", until=NOW + 600, now=NOW)
 

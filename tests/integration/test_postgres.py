@@ -21,11 +21,11 @@ from support.postgres import PostgresServer, pooled, running_server
 from support.postgres_work import add_finished, blocks, forget_blocks, work
 from support.waiting import until
 
+from sdk_trio.base import term
 from sdk_trio.errors import OptionsValidationError, StoreUnavailableError, StoreVersionError
 from sdk_trio.records.deliveries import Admission, Dead, DeliveryState, Done, NewDelivery, Retry
 from sdk_trio.records.notifications import NotificationId, NotificationState, SendResult
 from sdk_trio.records.tenants import AuditAction, AuditRecord
-from sdk_trio.storage import term
 
 HOUR = 3600.0
 TERMS = {"lease_seconds": 10.0, "dedup_seconds": 1e9, "payload_seconds": 1e9}
@@ -63,11 +63,16 @@ class Database:
 
     @asynccontextmanager
     async def open(self, owner: str = "one", dsn: str = "", **terms: float) -> AsyncIterator[Any]:
+        from sdk_trio.storage.admission import LeaseTerms
         from sdk_trio.storage.engines.postgres_address import PostgresAddress
         from sdk_trio.storage.postgres_inbox import PostgresInbox
 
         address = PostgresAddress(dsn=dsn or self.dsn)
-        inbox = ByKey(await PostgresInbox.open(address, owner=owner, **{**TERMS, **terms}))
+        inbox = ByKey(
+            await PostgresInbox.open(
+                address, LeaseTerms(owner=owner, shared_by_hosts=True, **{**TERMS, **terms})
+            )
+        )
         try:
             yield inbox
         finally:

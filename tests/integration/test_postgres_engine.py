@@ -288,9 +288,9 @@ def test_changes_are_counted_for_the_other_hosts_and_outlive_the_engine(
     assert database.execute(counts) == [(False, 2, 2)]
 
 
-@pytest.mark.parametrize("only_item", [True, False])
+@pytest.mark.parametrize("is_one_unit", [True, False])
 def test_a_whole_unit_is_committed_and_noted_once(
-    database: Database, path: str, only_item: bool
+    database: Database, path: str, is_one_unit: bool
 ) -> None:
     engine = database.engine("mine", path)
     text = f"WITH made AS ({PUT} ON CONFLICT DO NOTHING RETURNING key), note_change(made, 1) "
@@ -305,16 +305,18 @@ def test_a_whole_unit_is_committed_and_noted_once(
 
     for key in ("a", "b", "a"):
         engine.transact(
-            lambda transaction, key=key: work(transaction, key), durable=True, only_item=only_item
+            lambda transaction, key=key: work(transaction, key),
+            durable=True,
+            is_one_unit=is_one_unit,
         )
     assert database.keys() == ["a", "b", "not a"]
     counts = "SELECT changes, done FROM sdk_trio.node WHERE id = 'mine'"
     assert database.execute(counts) == [(3, 3)]
 
 
-@pytest.mark.parametrize("only_item", [True, False])
+@pytest.mark.parametrize("is_one_unit", [True, False])
 def test_an_insert_as_a_whole_unit_of_what_is_known_changes_nothing(
-    database: Database, path: str, only_item: bool
+    database: Database, path: str, is_one_unit: bool
 ) -> None:
     engine = database.engine(dsn=path)
     row = ("a", b"body", 1.0, 2, None)
@@ -323,7 +325,7 @@ def test_an_insert_as_a_whole_unit_of_what_is_known_changes_nothing(
         engine.transact(
             lambda transaction: made.append(transaction.insert(ITEM, [row], whole_unit=True)),
             durable=True,
-            only_item=only_item,
+            is_one_unit=is_one_unit,
         )
     assert [len(rows) for rows in made] == [1, 0]
     assert database.keys() == ["a"]
@@ -333,7 +335,7 @@ def test_a_lone_unit_that_raises_before_its_statement_changes_nothing(database: 
     engine = database.engine()
     for work in (lambda _: 1 // 0, lambda transaction: (transaction.run(PUT, key="a"), 1 // 0)):
         with pytest.raises(ZeroDivisionError):
-            engine.transact(work, durable=True, only_item=True)
+            engine.transact(work, durable=True, is_one_unit=True)
     assert database.keys() == []
 
 
@@ -417,7 +419,7 @@ def test_a_transaction_that_broke_before_its_commit_runs_again_once(
     assert database.keys() == ["before", "1-1"]
 
 
-@pytest.mark.parametrize("only_item", [True, False])
+@pytest.mark.parametrize("is_one_unit", [True, False])
 @pytest.mark.parametrize(
     ("by", "message"),
     [("pg_terminate_backend", "broke during a commit"), ("pg_cancel_backend", "no standby has")],
@@ -429,7 +431,7 @@ def test_a_commit_whose_end_is_unknown_is_reported_and_not_run_again(
     by: str,
     message: str,
     role: Any,
-    only_item: bool,
+    is_one_unit: bool,
 ) -> None:
     role("client_min_messages", "error")  # which hides the warning
     engine = database.engine(dsn=path)
@@ -439,11 +441,11 @@ def test_a_commit_whose_end_is_unknown_is_reported_and_not_run_again(
     def work(transaction: Any) -> None:
         ran.append(1)
         transaction.run_whole_unit(f"{PUT} RETURNING key", key="unknown")
-        if not only_item:
+        if not is_one_unit:
             transaction.note_change()
 
     with database.server.without_its_standby():
-        committing = thread.submit(engine.transact, work, durable=True, only_item=only_item)
+        committing = thread.submit(engine.transact, work, durable=True, is_one_unit=is_one_unit)
         database.end("wait_event = 'SyncRep'", by)
         with pytest.raises(CommitUnknownError, match=message):
             committing.result(60)

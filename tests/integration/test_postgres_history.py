@@ -17,6 +17,7 @@ from support.waiting import until
 
 from sdk_trio.errors import StoreUnavailableError
 from sdk_trio.records.deliveries import Admission, Dead, DeliveryState, Done, NewDelivery
+from sdk_trio.storage.admission import LeaseTerms
 from sdk_trio.storage.engines import postgres_days
 from sdk_trio.storage.sql.deliveries import Arriving, accept_all
 from sdk_trio.storage.sql.schema import DAY_BITS
@@ -285,7 +286,7 @@ async def test_a_delivery_whose_day_could_not_be_dropped_runs_once_more_and_not_
         assert await days_of(inbox, "m0") == [2]
         assert len(await inbox.find()) == 1
     terms = {"lease_seconds": 75.0, "dedup_seconds": DAY, "payload_seconds": 2 * DAY}
-    copied = await SqliteInbox.open(file, owner="one", **terms)
+    copied = await SqliteInbox.open(file, LeaseTerms(owner="one", **terms))
     assert (await copied.claim(again)).admission is Admission.DONE
     await copied.purge(now=4 * DAY + 2)
     assert (await copied.claim(again)).admission is Admission.DONE
@@ -345,10 +346,13 @@ async def test_a_user_who_owns_nothing_keeps_one_day(store: Store) -> None:
         store.execute(f"GRANT SELECT ON ALL SEQUENCES IN SCHEMA sdk_trio TO {user}")
         inbox = await PostgresInbox.open(
             PostgresAddress(dsn=store.dsn.replace("user=owner", f"user={user}")),
-            owner="one",
-            lease_seconds=75.0,
-            dedup_seconds=DAY,
-            payload_seconds=DAY,
+            LeaseTerms(
+                owner="one",
+                shared_by_hosts=True,
+                lease_seconds=75.0,
+                dedup_seconds=DAY,
+                payload_seconds=DAY,
+            ),
             server_clock=False,
         )
         await run(ByKey(inbox), "old", 100)

@@ -39,11 +39,16 @@ class Database:
 
     @asynccontextmanager
     async def open(self, owner: str = "one", dsn: str = "", **terms: Any) -> AsyncIterator[Any]:
+        from sdk_trio.storage.admission import LeaseTerms
         from sdk_trio.storage.engines.postgres_address import PostgresAddress
         from sdk_trio.storage.postgres_inbox import PostgresInbox
 
         address = PostgresAddress(dsn=dsn or self.dsn)
-        inbox = ByKey(await PostgresInbox.open(address, owner=owner, **{**TERMS, **terms}))
+        inbox = ByKey(
+            await PostgresInbox.open(
+                address, LeaseTerms(owner=owner, shared_by_hosts=True, **{**TERMS, **terms})
+            )
+        )
         try:
             yield inbox
         finally:

@@ -7,6 +7,7 @@ from support.waiting import until
 
 from sdk_trio.events import OrderPaidEvent
 from sdk_trio.records.deliveries import DeliveryState
+from sdk_trio.storage.admission import LeaseTerms
 from sdk_trio.storage.sqlite_inbox import SqliteInbox
 from sdk_trio.webhooks.recording import HeldLease
 from sdk_trio.webhooks.registry import HandlerRegistry
@@ -31,10 +32,7 @@ def handlers(handled):
 async def open_inbox(directory):
     return await SqliteInbox.open(
         directory / "inbox.db",
-        owner="here",
-        lease_seconds=75,
-        dedup_seconds=3600,
-        payload_seconds=3600,
+        LeaseTerms(owner="here", lease_seconds=75, dedup_seconds=3600, payload_seconds=3600),
     )
 
 

@@ -27,6 +27,7 @@ from sdk_trio.config import KeyDerivation, Secret
 from sdk_trio.errors import RetryLater
 from sdk_trio.records.deliveries import DeliveryState
 from sdk_trio.runtime import Runtime
+from sdk_trio.storage.admission import LeaseTerms
 from sdk_trio.storage.sqlite_inbox import SqliteInbox
 from sdk_trio.testing import AppUnderTest
 
@@ -51,10 +52,7 @@ async def records(keys: dict[str, Any], *names: str) -> list[Any]:
     """Return the records of these events in the file of an ended runtime."""
     inbox = await SqliteInbox.open(
         Path(keys["Storage__Path"]) / "inbox.db",
-        owner="test",
-        lease_seconds=1,
-        dedup_seconds=3600,
-        payload_seconds=3600,
+        LeaseTerms(owner="test", lease_seconds=1, dedup_seconds=3600, payload_seconds=3600),
     )
     try:
         return [await inbox.get(name) for name in names]

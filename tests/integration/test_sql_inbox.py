@@ -12,6 +12,7 @@ from support.keyed import ByKey
 
 from sdk_trio.records.deliveries import DeliveryState, Done, NewDelivery, Retry
 from sdk_trio.storage import commit
+from sdk_trio.storage.admission import LeaseTerms
 from sdk_trio.storage.sql.arrivals import INDEX_EVERY
 from sdk_trio.storage.sqlite_inbox import SqliteInbox
 
@@ -20,7 +21,7 @@ TERMS = {"lease_seconds": 10.0, "dedup_seconds": 1e6, "payload_seconds": 1e6}
 
 @pytest.fixture
 async def inbox(tmp_path: Path) -> AsyncIterator[SqliteInbox]:
-    inbox = ByKey(await SqliteInbox.open(tmp_path / "inbox.db", owner="one", **TERMS))
+    inbox = ByKey(await SqliteInbox.open(tmp_path / "inbox.db", LeaseTerms(owner="one", **TERMS)))
     yield inbox
     await inbox.close()
 

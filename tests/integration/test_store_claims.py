@@ -24,6 +24,7 @@ from sdk_trio.records.deliveries import (
     Retry,
 )
 from sdk_trio.storage import known_keys as known_keys_module
+from sdk_trio.storage.admission import LeaseTerms
 from sdk_trio.storage.known_keys import KnownKeys
 from sdk_trio.storage.sqlite_inbox import SqliteInbox
 
@@ -36,10 +37,7 @@ async def open_inbox(directory: Path, owner: str = "one", *, claims: bool = True
     return ByKey(
         await SqliteInbox.open(
             directory / "inbox.db",
-            owner=owner,
-            lease_seconds=10,
-            dedup_seconds=100,
-            payload_seconds=40,
+            LeaseTerms(owner=owner, lease_seconds=10, dedup_seconds=100, payload_seconds=40),
             claims=directory / "inbox.claims" if claims else None,
         )
     )
@@ -458,3 +456,35 @@ async def test_a_new_database_has_pages_for_three_bodies_and_an_old_one_keeps_it
         await inbox.wipe()
         assert await inbox._commits.submit(lambda tx: tx.connection.pragma("page_size")) == size
         await inbox.close()
+
+
+@pytest.mark.parametrize("first", ["accept", "claim", "claim of a stored one", "another body"])
+async def test_an_interrupted_run_is_counted_by_whatever_stores_its_key(tmp_path, first):
+    inbox = await open_inbox(tmp_path)
+    await learned(inbox)
+    assert inbox.claim_unawaited(delivery("m1"))
+    # The process ends here: nothing is handed over, and the file stays unchanged.
+    (tmp_path / "inbox.claims").rename(tmp_path / "kept")
+    inbox._commits.withdraw(inbox._unawaited.leases["m1"].claim)
+    await inbox.close()
+    (tmp_path / "kept").rename(tmp_path / "inbox.claims")
+    inbox = await open_inbox(tmp_path, "two")
+    if first == "accept":  # its handler is enqueued now, or paused
+        admitted = await inbox.accept(delivery("m1"), leased=True)
+        assert (admitted.admission, admitted.lease) == (Admission.NEW, None)
+    elif first == "claim":
+        assert (await inbox.claim(delivery("m1"))).attempts == 1
+    else:
+        other = await open_inbox(tmp_path, "other", claims=False)
+        await other.accept(delivery("m1"), leased=False)
+        await other.close()
+        again = delivery("m1", raw=b"[]") if first == "another body" else delivery("m1")
+        assert (await inbox.claim(again)).admission is Admission.QUEUED
+    record = await inbox.get("m1")
+    assert (record.attempts, record.process_ends) == (1 + (first == "claim"), 1)
+    assert [one.error for one in await inbox.attempts("m1")] == ["the process ended while it ran"]
+    # It is counted once, and the file no longer has a note of it.
+    await inbox.claim(delivery("m1"))
+    assert (await inbox.get("m1")).process_ends == 1
+    await inbox.close()
+    assert b"m1" not in (tmp_path / "inbox.claims").read_bytes()

@@ -30,6 +30,7 @@ from sdk_trio.records.deliveries import (
     Renewed,
     Retry,
 )
+from sdk_trio.storage.admission import LeaseTerms
 from sdk_trio.storage.memory.inbox import MemoryInbox
 from sdk_trio.storage.ports import Inbox
 
@@ -884,7 +885,9 @@ async def test_other_bodies_are_kept_once_up_to_a_bound_and_go_with_the_first(
 
 
 async def test_the_memory_of_other_bodies_is_bounded_and_freed() -> None:
-    inbox = MemoryInbox(owner="one", lease_seconds=1, dedup_seconds=1, payload_seconds=1)
+    inbox = MemoryInbox(
+        LeaseTerms(owner="one", lease_seconds=1, dedup_seconds=1, payload_seconds=1)
+    )
     for number in range(20):
         incoming = delivery(f"m{number}")
         await inbox.park(incoming)

@@ -31,7 +31,7 @@ FILLING = LeaseTerms(owner="o", lease_seconds=9.0, dedup_seconds=9.0, payload_se
 async def open_inbox(file: Path) -> Any:
     return ByKey(
         await SqliteInbox.open(
-            file, owner="one", lease_seconds=10, dedup_seconds=100, payload_seconds=40
+            file, LeaseTerms(owner="one", lease_seconds=10, dedup_seconds=100, payload_seconds=40)
         )
     )
 
@@ -601,7 +601,7 @@ async def test_a_poll_that_waited_or_may_not_take_over_claims_no_expired_lease(
 ) -> None:
     """By the clock of the caller, which was set meanwhile, a lease that is in force has expired."""
     other = await SqliteInbox.open(
-        file, owner="other", lease_seconds=10, dedup_seconds=100, payload_seconds=40
+        file, LeaseTerms(owner="other", lease_seconds=10, dedup_seconds=100, payload_seconds=40)
     )
     await other.accept(delivery("m1"), leased=True)
     assert not (await inbox.claim_due(limit=9, now=4600.0, take_expired=False)).records

@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from support.keyed import ByKey
 from support.loop import Loop
 from support.postgres import open_inbox
+from support.stores import open_file
 
 from sdk_trio.records.deliveries import (
     Admission,
@@ -27,8 +28,8 @@ from sdk_trio.records.deliveries import (
     Released,
     Retry,
 )
+from sdk_trio.storage.admission import LeaseTerms
 from sdk_trio.storage.memory.inbox import MemoryInbox
-from sdk_trio.storage.sqlite_inbox import SqliteInbox
 
 LEASE, DEDUP, PAYLOAD = 10.0, 100.0, 40.0
 TERMS = {"lease_seconds": LEASE, "dedup_seconds": DEDUP, "payload_seconds": PAYLOAD}
@@ -337,9 +338,11 @@ class StoreMachine(RuleBasedStateMachine):
         if self.backend == "memory":
             shared = self.inboxes[0] if self.inboxes else None
 
-            return ByKey(MemoryInbox(owner=owner, shares=shared and shared.raw, **TERMS))
+            return ByKey(
+                MemoryInbox(LeaseTerms(owner=owner, **TERMS), shares=shared and shared.raw)
+            )
         file = Path(self.directory.name) / "inbox.db"
-        opening = open_inbox if self.backend == "postgres" else SqliteInbox.open
+        opening = open_inbox if self.backend == "postgres" else open_file
         return ByKey(self.loop(lambda: opening(file, owner=owner, **TERMS)))
 
     def delivery(self, id_: str, body: int, ordered: bool) -> NewDelivery:

@@ -26,6 +26,7 @@ from sdk_trio.errors import (
 )
 from sdk_trio.records.deliveries import Admission, Dead, DeliveryState, NewDelivery
 from sdk_trio.storage import data_directory
+from sdk_trio.storage.admission import LeaseTerms
 from sdk_trio.storage.data_directory import lock_data_directory
 from sdk_trio.storage.engines import sqlite_connection as connect
 from sdk_trio.storage.engines.sqlite_connection import connect_writer
@@ -38,12 +39,12 @@ TERMS = {"lease_seconds": 10, "dedup_seconds": 100, "payload_seconds": 40}
 OPEN = """
 import sys, trio
 from sdk_trio.records.deliveries import NewDelivery
+from sdk_trio.storage.admission import LeaseTerms
 from sdk_trio.storage.sqlite_inbox import SqliteInbox
 
 async def open_inbox():
-    return await SqliteInbox.open(
-        sys.argv[1], owner="child", lease_seconds=10, dedup_seconds=100, payload_seconds=40
-    )
+    terms = LeaseTerms(owner="child", lease_seconds=10, dedup_seconds=100, payload_seconds=40)
+    return await SqliteInbox.open(sys.argv[1], terms)
 """
 
 ACCEPT_UNTIL_KILLED = (
@@ -117,7 +118,7 @@ async def test_accepted_events_survive_kill_9_in_the_middle_of_commits(tmp_path:
     file = tmp_path / "inbox.db"
     for _ in range(3):
         promised = await trio.to_thread.run_sync(promises_of_a_killed_child, file)
-        inbox = await SqliteInbox.open(file, owner="successor", **TERMS)
+        inbox = await SqliteInbox.open(file, LeaseTerms(owner="successor", **TERMS))
         kept = {record.webhook_id for record in await inbox.find(limit=1_000_000)}
         assert promised <= kept
         assert await inbox.recover() == (await inbox.counts())[DeliveryState.RECEIVED]
@@ -138,7 +139,7 @@ async def test_accepted_events_survive_kill_9_in_the_middle_of_commits(tmp_path:
 
 async def test_a_command_beside_the_daemon_is_noticed(tmp_path: Path) -> None:
     file = tmp_path / "inbox.db"
-    inbox = await SqliteInbox.open(file, owner="daemon", **TERMS)
+    inbox = await SqliteInbox.open(file, LeaseTerms(owner="daemon", **TERMS))
     lease = (await inbox.accept(delivery("m1"), leased=True)).lease
     await inbox.finish(lease, Dead("boom"), now=1001)
     assert not await inbox.changed_elsewhere()
@@ -213,7 +214,7 @@ async def test_a_store_that_is_never_closed_does_not_keep_the_process(tmp_path: 
             capture_stderr=True,
         )
     assert result.stderr == b""
-    inbox = await SqliteInbox.open(tmp_path / "inbox.db", owner="next", **TERMS)
+    inbox = await SqliteInbox.open(tmp_path / "inbox.db", LeaseTerms(owner="next", **TERMS))
     assert (await inbox.accept(delivery("m1"), leased=True)).admission is Admission.QUEUED
     await inbox.close()
 
@@ -222,7 +223,9 @@ async def test_opening_a_new_file_at_once_from_several_sides(tmp_path: Path) -> 
     opened: list[SqliteInbox] = []
 
     async def open_one(number: int) -> None:
-        opened.append(await SqliteInbox.open(tmp_path / "inbox.db", owner=f"o{number}", **TERMS))
+        opened.append(
+            await SqliteInbox.open(tmp_path / "inbox.db", LeaseTerms(owner=f"o{number}", **TERMS))
+        )
 
     async with trio.open_nursery() as nursery:
         for number in range(5):

@@ -30,6 +30,7 @@ from sdk_trio.records.tenants import (
     TenantCredentials,
     TenantStatus,
 )
+from sdk_trio.storage.admission import LeaseTerms
 from sdk_trio.storage.memory.inbox import MemoryInbox
 from sdk_trio.storage.open import open_store
 from sdk_trio.storage.readers import ReaderPool
@@ -53,11 +54,11 @@ class Hosts:
     async def service(self, **options: Any) -> TenantService:
         if self.kind == "memory":
             shares = self.opened[0] if self.opened else None
-            self.opened.append(MemoryInbox(owner="o", shares=shares, **TERMS))
+            self.opened.append(MemoryInbox(LeaseTerms(owner="o", **TERMS), shares=shares))
         elif self.kind == "postgres":
             self.opened.append(await open_inbox(self.file, owner="o", **TERMS))
         else:
-            self.opened.append(await SqliteInbox.open(self.file, owner="o", **TERMS))
+            self.opened.append(await SqliteInbox.open(self.file, LeaseTerms(owner="o", **TERMS)))
         return TenantService(SETTINGS, self.opened[-1].tenants, **options)
 
 

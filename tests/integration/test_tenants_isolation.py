@@ -21,6 +21,7 @@ from hypothesis.stateful import (
 from support.keyed import ByKey
 from support.loop import Loop, together
 from support.postgres import open_inbox
+from support.stores import open_file
 from support.waiting import until
 
 from sdk_trio import HandlerRegistry, KeyFile, TenantCredentials
@@ -36,9 +37,9 @@ from sdk_trio.records.deliveries import (
     Retry,
     key_of,
 )
+from sdk_trio.storage.admission import LeaseTerms
 from sdk_trio.storage.memory.inbox import MemoryInbox
 from sdk_trio.storage.ports import Inbox
-from sdk_trio.storage.sqlite_inbox import SqliteInbox
 from sdk_trio.testing import running_app, settings_for_tests, sign_delivery
 from sdk_trio.testing.application import AppUnderTest
 from sdk_trio.webhooks.signature import new_secret
@@ -85,9 +86,9 @@ class IsolationMachine(RuleBasedStateMachine):
 
     def open(self, name: str) -> Any:
         if self.backend == "memory":
-            return ByKey(MemoryInbox(owner="one", **TERMS))
+            return ByKey(MemoryInbox(LeaseTerms(owner="one", **TERMS)))
         file = Path(self.directory.name) / f"{name}.db"
-        opening = open_inbox if self.backend == "postgres" else SqliteInbox.open
+        opening = open_inbox if self.backend == "postgres" else open_file
         return ByKey(self.loop(lambda: opening(file, owner="one", **TERMS)))
 
     def both(self, sender: str, call: Any) -> Any:

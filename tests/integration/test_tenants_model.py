@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from support.deliveries import settings as settings_of
 from support.loop import Loop
 from support.postgres import open_inbox
+from support.stores import open_file
 
 from sdk_trio.errors import (
     IllegalTransitionError,
@@ -30,8 +31,8 @@ from sdk_trio.records.tenants import (
     TenantCredentials,
     TenantStatus,
 )
+from sdk_trio.storage.admission import LeaseTerms
 from sdk_trio.storage.memory.inbox import MemoryInbox
-from sdk_trio.storage.sqlite_inbox import SqliteInbox
 from sdk_trio.tenants import TenantService
 
 TERMS = {"lease_seconds": 10.0, "dedup_seconds": 100.0, "payload_seconds": 40.0}
@@ -87,9 +88,9 @@ class TenantMachine(RuleBasedStateMachine):
     def open(self, number: int) -> Any:
         if self.backend == "memory":
             shared = self.stores[0] if self.stores else None
-            return MemoryInbox(owner=f"o{number}", shares=shared, **TERMS)
+            return MemoryInbox(LeaseTerms(owner=f"o{number}", **TERMS), shares=shared)
         file = Path(self.directory.name) / "inbox.db"
-        opening = open_inbox if self.backend == "postgres" else SqliteInbox.open
+        opening = open_inbox if self.backend == "postgres" else open_file
         return self.loop(lambda: opening(file, owner=f"o{number}", **TERMS))
 
     def service(self, by: int) -> TenantService:

@@ -9,12 +9,12 @@ import trio.testing
 from support.postgres import running_server
 from support.single_tenant import deliver
 
+from sdk_trio.base.term import TermEndedError
 from sdk_trio.config import Settings
 from sdk_trio.records.deliveries import NewDelivery
 from sdk_trio.records.upgrades import UpgradeMarker, UpgradeState
 from sdk_trio.storage import commit
 from sdk_trio.storage.open import open_store
-from sdk_trio.storage.term import TermEndedError
 from sdk_trio.tenants.service import TenantService
 
 

@@ -9,6 +9,7 @@ import attrs
 import trio
 
 from sdk_trio.records.deliveries import DeliveryRecord
+from sdk_trio.storage.admission import LeaseTerms
 from sdk_trio.storage.sqlite_inbox import SqliteInbox
 from sdk_trio.testing import sign_delivery
 
@@ -177,10 +178,7 @@ async def _answer(daemon: Respawned, event: str, death: str, *, webhook_id: str)
 async def _record(daemon: Respawned) -> DeliveryRecord | None:
     inbox = await SqliteInbox.open(
         daemon.data / "inbox.db",
-        owner="observer",
-        lease_seconds=1,
-        dedup_seconds=3600,
-        payload_seconds=3600,
+        LeaseTerms(owner="observer", lease_seconds=1, dedup_seconds=3600, payload_seconds=3600),
     )
     try:
         records = await inbox.find(limit=10)

@@ -9,6 +9,7 @@ import trio
 from sdk_trio.config import Secret, Settings
 from sdk_trio.events import decode_envelope
 from sdk_trio.records.deliveries import NewDelivery
+from sdk_trio.storage.admission import LeaseTerms
 from sdk_trio.storage.memory.inbox import MemoryInbox
 from sdk_trio.webhooks.arrival import VerifiedDelivery
 from sdk_trio.webhooks.counters import Counters
@@ -45,7 +46,7 @@ def settings(**keys: Any) -> Settings:
     return Settings.from_mapping(mapping, standalone=True)
 
 
-def memory_inbox(**changes: Any) -> MemoryInbox:
+def memory_inbox(*, shares: Any = None, **changes: Any) -> MemoryInbox:
     """Return an inbox with the default retentions; its owner is ``here``."""
     values = {
         "owner": "here",
@@ -53,7 +54,7 @@ def memory_inbox(**changes: Any) -> MemoryInbox:
         "dedup_seconds": 168 * 3600.0,
         "payload_seconds": 30 * 86_400.0,
     }
-    return MemoryInbox(**(values | changes))
+    return MemoryInbox(LeaseTerms(**values | changes), shares=shares)
 
 
 def arrival(

@@ -19,6 +19,7 @@ from sdk_trio.records.tenants import (
     TenantStatus,
     Transition,
 )
+from sdk_trio.storage.admission import LeaseTerms
 from sdk_trio.storage.memory.inbox import MemoryInbox
 from sdk_trio.storage.sqlite_inbox import SqliteInbox
 from support.postgres import open_inbox
@@ -40,11 +41,11 @@ class Stores:
         if self.kind == "memory":
             await trio.lowlevel.checkpoint()
             shares = self.opened[0] if self.opened else None
-            self.opened.append(MemoryInbox(owner=owner, shares=shares, **terms))
+            self.opened.append(MemoryInbox(LeaseTerms(owner=owner, **terms), shares=shares))
         elif self.kind == "postgres":
             self.opened.append(await open_inbox(self.file, owner=owner, **terms))
         else:
-            self.opened.append(await SqliteInbox.open(self.file, owner=owner, **terms))
+            self.opened.append(await SqliteInbox.open(self.file, LeaseTerms(owner=owner, **terms)))
         return self.opened[-1]
 
     async def close(self) -> None:

@@ -23,6 +23,7 @@ from sdk_trio.events import (
     OrderRefundedEvent,
     OrderUpdatedEvent,
 )
+from sdk_trio.storage.admission import LeaseTerms
 from sdk_trio.storage.engines.postgres_address import PostgresAddress
 from sdk_trio.storage.postgres_inbox import PostgresInbox
 from sdk_trio.storage.sqlite_inbox import SqliteInbox
@@ -72,8 +73,12 @@ async def open_store(store: str, owner: str) -> Any:
     """Open the store as one of several processes."""
     terms = {"lease_seconds": LEASE_SECONDS, "dedup_seconds": 1e6, "payload_seconds": 1e6}
     if "dbname=" in store:
-        return await PostgresInbox.open(PostgresAddress(dsn=store), owner=owner, **terms)
-    return await SqliteInbox.open(store, owner=owner, write_lock=f"{store}.turn", **terms)
+        return await PostgresInbox.open(
+            PostgresAddress(dsn=store), LeaseTerms(owner=owner, shared_by_hosts=True, **terms)
+        )
+    return await SqliteInbox.open(
+        store, LeaseTerms(owner=owner, **terms), write_lock=f"{store}.turn"
+    )
 
 
 async def serve(store: str, owner: str, ledger: int, rate: float, dead: str | None) -> None:

@@ -321,8 +321,9 @@ async def open_inbox(place: Path, *, owner: str, version: str = "", **terms: flo
 
     ``version``: that of the server, as in :func:`running_server`.
     """
+    from sdk_trio.storage.admission import LeaseTerms
     from sdk_trio.storage.engines.postgres_address import PostgresAddress
     from sdk_trio.storage.postgres_inbox import PostgresInbox
 
     address = PostgresAddress(dsn=running_server(version).database_of(place))
-    return await PostgresInbox.open(address, owner=owner, server_clock=False, shared=False, **terms)
+    return await PostgresInbox.open(address, LeaseTerms(owner=owner, **terms), server_clock=False)

@@ -4,11 +4,19 @@ from pathlib import Path
 from typing import Any
 
 from sdk_trio.records.deliveries import NewDelivery
+from sdk_trio.storage.admission import LeaseTerms
 from sdk_trio.storage.memory.inbox import MemoryInbox
 from sdk_trio.storage.sqlite_inbox import SqliteInbox
 
 from .keyed import ByKey
 from .postgres import open_inbox
+
+
+async def open_file(
+    file: Path, *, owner: str, claims: Path | None = None, **terms: Any
+) -> SqliteInbox:
+    """Open the inbox of a SQLite file."""
+    return await SqliteInbox.open(file, LeaseTerms(owner=owner, **terms), claims=claims)
 
 
 class Stores:
@@ -29,12 +37,12 @@ class Stores:
         terms = {"lease_seconds": 10, "dedup_seconds": 100, "payload_seconds": 40, **terms}
         if self.kind == "memory":
             shared = self.opened[0].raw if self.opened else None
-            opened: Any = MemoryInbox(owner=owner, shares=shared, **terms)
+            opened: Any = MemoryInbox(LeaseTerms(owner=owner, **terms), shares=shared)
         elif self.kind.startswith("postgres"):
             version = self.kind.removeprefix("postgres")
             opened = await open_inbox(self.file, owner=owner, version=version, **terms)
         else:
-            opened = await SqliteInbox.open(self.file, owner=owner, **terms)
+            opened = await open_file(self.file, owner=owner, **terms)
         self.opened.append(ByKey(opened))
         return self.opened[-1]
 

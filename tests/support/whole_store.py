@@ -20,6 +20,7 @@ from sdk_trio.records.tenants import (
     Transition,
 )
 from sdk_trio.records.upgrades import UpgradeMarker, UpgradeState
+from sdk_trio.storage.admission import LeaseTerms
 from sdk_trio.storage.sql import arrivals
 from sdk_trio.storage.sqlite_inbox import SqliteInbox
 
@@ -53,7 +54,11 @@ class Database:
     async def open(self, owner: str = "two"):
         from sdk_trio.storage.postgres_inbox import PostgresInbox
 
-        return ByKey(await PostgresInbox.open(self.address, owner=owner, **TERMS))
+        return ByKey(
+            await PostgresInbox.open(
+                self.address, LeaseTerms(owner=owner, shared_by_hosts=True, **TERMS)
+            )
+        )
 
 
 def empty_database(monkeypatch: pytest.MonkeyPatch) -> Database:
@@ -64,7 +69,7 @@ def empty_database(monkeypatch: pytest.MonkeyPatch) -> Database:
 
 
 async def open_file(file: Path, owner: str = "one") -> Any:
-    return ByKey(await SqliteInbox.open(file, owner=owner, **TERMS))
+    return ByKey(await SqliteInbox.open(file, LeaseTerms(owner=owner, **TERMS)))
 
 
 def audit(action: AuditAction, at: float) -> AuditRecord:

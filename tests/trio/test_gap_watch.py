@@ -12,6 +12,7 @@ from sdk_trio.config import Settings
 from sdk_trio.errors import SdkError, StoreUnavailableError
 from sdk_trio.reconcile.gap_watch import GapWatch
 from sdk_trio.records.tenants import EnvironmentVariable, Tenant, TenantCredentials
+from sdk_trio.storage.admission import LeaseTerms
 from sdk_trio.storage.memory.inbox import MemoryInbox
 from sdk_trio.testing import SendingUpstream
 
@@ -73,7 +74,9 @@ async def watching(clock=now, tenants=None, hangs=()):
             "Webhooks:Reconciliation:Enabled": True,
         }
     )
-    inbox = MemoryInbox(owner="here", lease_seconds=30, dedup_seconds=HOUR, payload_seconds=HOUR)
+    inbox = MemoryInbox(
+        LeaseTerms(owner="here", lease_seconds=30, dedup_seconds=HOUR, payload_seconds=HOUR)
+    )
     async with upstream.client() as client:
 
         @asynccontextmanager

@@ -27,6 +27,7 @@ from sdk_trio.notifications.send import (
     Sent,
     Skipped,
 )
+from sdk_trio.storage.admission import LeaseTerms
 from sdk_trio.storage.memory.inbox import MemoryInbox
 
 TERMS = {"lease_seconds": 75.0, "dedup_seconds": 100.0, "payload_seconds": 40.0}
@@ -62,7 +63,7 @@ class Running:
 
 
 def new_store(owner: str = "a", shares: Any = None) -> Any:
-    return MemoryInbox(owner=owner, shares=shares, **TERMS)
+    return MemoryInbox(LeaseTerms(owner=owner, **TERMS), shares=shares)
 
 
 @asynccontextmanager

@@ -9,6 +9,7 @@ import pytest
 import trio.testing
 from support.keyed import ByKey
 
+from sdk_trio.admin import replay
 from sdk_trio.errors import StoreUnavailableError
 from sdk_trio.records.deliveries import (
     Admission,
@@ -19,7 +20,7 @@ from sdk_trio.records.deliveries import (
     NewDelivery,
     Retry,
 )
-from sdk_trio.storage import replay
+from sdk_trio.storage.admission import LeaseTerms
 from sdk_trio.storage.memory import inbox as memory_store
 from sdk_trio.storage.memory import rows
 from sdk_trio.storage.memory.inbox import MemoryInbox
@@ -27,7 +28,9 @@ from sdk_trio.storage.memory.inbox import MemoryInbox
 
 def make() -> Any:
     return ByKey(
-        MemoryInbox(owner="one", lease_seconds=10, dedup_seconds=100, payload_seconds=10_000),
+        MemoryInbox(
+            LeaseTerms(owner="one", lease_seconds=10, dedup_seconds=100, payload_seconds=10_000)
+        ),
         for_runner=True,
     )
 
@@ -107,7 +110,9 @@ async def measure_growth(inbox: MemoryInbox, first: int, count: int, size: int) 
 
 
 async def test_a_finished_delivery_costs_its_id_and_no_body() -> None:
-    inbox = MemoryInbox(owner="one", lease_seconds=10, dedup_seconds=1e6, payload_seconds=1e6)
+    inbox = MemoryInbox(
+        LeaseTerms(owner="one", lease_seconds=10, dedup_seconds=1e6, payload_seconds=1e6)
+    )
     await measure_growth(inbox, 0, rows.RECENT_ROWS, 20)
     tracemalloc.start()
     try:
@@ -194,7 +199,9 @@ async def test_one_event_of_an_error_is_found_without_a_query_for_each_of_anothe
             pages.append(conditions)
             return await super().find(**conditions)
 
-    inbox = Counting(owner="one", lease_seconds=10, dedup_seconds=100, payload_seconds=100)
+    inbox = Counting(
+        LeaseTerms(owner="one", lease_seconds=10, dedup_seconds=100, payload_seconds=100)
+    )
     for number in range(20):
         key = f"m{number}"
         lease = (await inbox.claim(NewDelivery(key, "order.paid", b"{}", 1, 1000.0))).lease

@@ -15,12 +15,12 @@ from support.command_line import ARRIVAL
 from support.deliveries import SECRET
 from support.keyed import ByKey
 
+from sdk_trio.admin import replay
 from sdk_trio.cli.events import Tailer, TailFilter, TailPrinter
 from sdk_trio.cli.main import main
 from sdk_trio.config import Settings
 from sdk_trio.events import DEFAULT_CATALOG
 from sdk_trio.records.deliveries import Dead, DeliveryRecord, DeliveryState, Done, NewDelivery
-from sdk_trio.storage import replay
 from sdk_trio.storage.open import open_inbox, open_store
 from sdk_trio.tenants import TenantService
 from sdk_trio.webhooks.signed_request import DeliveryFailedError

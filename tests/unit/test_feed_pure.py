@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from sdk_trio.admin.access import Access
 from sdk_trio.admin.feed import FeedQuery, clusters, parse_feed, without_holes
+from sdk_trio.admin.replay import error_group
 from sdk_trio.admin.series import STEPS, Series, quantile
 from sdk_trio.base.telemetry import Histogram, Sample
 from sdk_trio.records.deliveries import DeliveryRecord, DeliveryState
-from sdk_trio.storage.replay import error_group
 from sdk_trio.webhooks.rejections import KEPT, Rejection, RejectionRing, claimed_type
 
 RECORD = DeliveryRecord(

@@ -24,9 +24,9 @@ from sdk_trio.admin.query import (
     ListQuery,
     ReplayRequest,
 )
+from sdk_trio.admin.replay import ReplayCandidate, replay_rows
 from sdk_trio.base.telemetry import Check
 from sdk_trio.records.deliveries import REPLAYABLE, AttemptRecord, DeliveryRecord, DeliveryState
-from sdk_trio.storage.replay import ReplayCandidate, replay_rows
 
 
 def document_of(package):

@@ -470,7 +470,7 @@ def test_a_start_is_waited_for_once_a_process_that_may_have_begun_it_is_gone() -
 
 def test_a_shared_store_without_a_clock_takes_away_expired_leases_only() -> None:
     tx, now = new_store(), clock.wall()
-    here, there = (msgspec.structs.replace(terms, shared=True) for terms in (HERE, THERE))
+    here, there = (msgspec.structs.replace(terms, shared_by_hosts=True) for terms in (HERE, THERE))
     deliveries.accept_all(tx, there, [Arriving(delivery("live", now), 7)])
     deliveries.accept_all(tx, there, [Arriving(delivery("expired", now - 60), 8)])
     assert leases.recover(tx, here, dead=None) == 1

@@ -551,7 +551,7 @@ async def _check_messages(store: "NotificationStore", report: Report) -> None:
         report.ok("messages", f"{counts[NotificationState.SENT]} were sent, none is failed or lost")
 
 
-async def _oldest_pending(store: NotificationStore) -> float | None:
+async def _oldest_pending(store: "NotificationStore") -> float | None:
     """Return the time of the oldest of the newest thousand pending messages, None without any."""
     found = await store.find(state=NotificationState.PENDING, limit=1000)
     return min((record.created_at for record in found), default=None)

@@ -42,15 +42,15 @@ class Engine(Protocol):
         ...
 
     def transact(
-        self, work: Callable[[SqlTransaction], None], *, durable: bool, only_item: bool = False
+        self, work: Callable[[SqlTransaction], None], *, durable: bool, is_one_unit: bool = False
     ) -> bool:
         """Run ``work`` in one transaction and commit it; it may run ``work`` again.
 
         Args:
             work: runs all units of a batch.
             durable: the commit must survive a power cut, not only the end of this process.
-            only_item: the batch is one item of a kind, so a statement that does the whole work of
-                the kind may commit itself.
+            is_one_unit: the batch is one grouped unit. If one statement is all of it, that may
+                commit itself ("Whole units" in ``sql/dialect.py``).
 
         Returns:
             False: it had nothing to write, so its success does not prove that the store can write.
@@ -72,7 +72,7 @@ class Engine(Protocol):
         ...
 
     def release(self) -> bool:
-        """Let other processes write; True: not yet, :meth:`upkeep` is due, which does it."""
+        """Let other processes write; False: not yet, :meth:`upkeep` is due, which does it."""
         ...
 
     def upkeep(self) -> None:

@@ -101,6 +101,8 @@ class PostgresTransaction:
 
     __slots__ = ("_connection", "changes", "dialect", "done")
 
+    version: None = None
+
     def __init__(self, connection: StoreConnection, dialect: Dialect) -> None:
         self._connection = connection
         self.dialect: Dialect = dialect
@@ -150,21 +152,23 @@ class PostgresTransaction:
         self.done += done
 
 
-class _NotAloneError(Exception):
-    """The work needs more than one statement."""
+class _NotWholeUnitError(Exception):
+    """The unit needs more than one statement."""
 
 
-class _LoneStatement:
-    """The transaction of a lone item, if one statement is all of its work and commits itself.
+class _WholeUnit:
+    """The transaction of a unit of which one statement, which commits itself, is all.
 
-    It saves the round trips of BEGIN and COMMIT. The engine offers it to the work of a batch of one
-    item (``only_item``), which may be a whole unit (see ``sql/dialect.py``): it calls
-    :meth:`run_whole_unit`, or :meth:`insert` with ``whole_unit``, and its statement notes the
-    change itself. Any other method raises :class:`_NotAloneError` before anything was changed, and
-    the work runs again in a transaction.
+    It saves the round trips of BEGIN and COMMIT. The engine offers it to each batch of one grouped
+    unit, which may be whole (see ``sql/dialect.py``): it calls :meth:`run_whole_unit`, or
+    :meth:`insert` with ``whole_unit``, and its statement notes the change itself. Any other method
+    raises :class:`_NotWholeUnitError` before anything was changed, and the unit runs again in a
+    transaction.
     """
 
     __slots__ = ("_connection", "_has_changed", "_has_noted", "_node", "dialect")
+
+    version: None = None
 
     def __init__(self, connection: StoreConnection, dialect: Dialect, node: str) -> None:
         self._connection = connection
@@ -198,7 +202,7 @@ class _LoneStatement:
 
     def _need_transaction(self, *_: Any, **__: Any) -> Any:
         self._require_unchanged()
-        raise _NotAloneError
+        raise _NotWholeUnitError
 
     def _require_unchanged(self) -> None:
         assert not self._has_changed, "this statement was all that its unit changes"
@@ -317,7 +321,7 @@ class PostgresEngine:
         self._hurried = False
 
     def transact(
-        self, work: Callable[[SqlTransaction], None], *, durable: bool, only_item: bool = False
+        self, work: Callable[[SqlTransaction], None], *, durable: bool, is_one_unit: bool = False
     ) -> bool:
         """See :meth:`Engine.transact`; it returns True.
 
@@ -330,8 +334,8 @@ class PostgresEngine:
             connection = self._connection.get()
             try:
                 # Behind a pooler, and for a shorter wait, settings must precede the statement.
-                is_lone = only_item and not connection.pooled and not self._hurried
-                if not is_lone or not self._run_lone_statement(connection, work):
+                may_be_whole = is_one_unit and not connection.pooled and not self._hurried
+                if not (may_be_whole and self._run_whole_unit(connection, work)):
                     self._attempt(connection, work)
             except psycopg.Error as error:
                 if is_conflict(error) and conflicts < CONFLICT_LIMIT:
@@ -348,14 +352,14 @@ class PostgresEngine:
             else:
                 return True
 
-    def _run_lone_statement(
+    def _run_whole_unit(
         self, connection: StoreConnection, work: Callable[[SqlTransaction], None]
     ) -> bool:
-        """Run ``work`` if it is one statement that commits itself; False: it is not."""
+        """Run ``work`` if it is one statement, which commits itself; False: it is not."""
         try:
             with self._address.committing(connection):
-                work(_LoneStatement(connection, self.dialect, self._node))
-        except _NotAloneError:
+                work(_WholeUnit(connection, self.dialect, self._node))
+        except _NotWholeUnitError:
             return False
         return True
 
@@ -416,8 +420,8 @@ class PostgresEngine:
             raise self._address.describe(error) from error
 
     def release(self) -> bool:
-        """Do nothing and return False: all hosts write at once."""
-        return False
+        """Do nothing and return True: all hosts write at once."""
+        return True
 
     def upkeep(self) -> None:
         """Do nothing: the server maintains itself."""

@@ -156,9 +156,9 @@ class SqliteEngine:
         If its sync fails, that must be known before another process commits.
         """
         if self._is_log_long():
-            return True
+            return False
         self._release_write_lock()
-        return False
+        return True
 
     def upkeep(self) -> None:
         """Copy a long log into the database, then let other processes write."""
@@ -205,9 +205,9 @@ class SqliteEngine:
     # -- transactions ------------------------------------------------------------------------------
 
     def transact(
-        self, work: Callable[[SqlTransaction], None], *, durable: bool, only_item: bool = False
+        self, work: Callable[[SqlTransaction], None], *, durable: bool, is_one_unit: bool = False
     ) -> bool:
-        """See :meth:`Engine.transact`; ``only_item`` saves nothing here.
+        """See :meth:`Engine.transact`; ``is_one_unit`` saves nothing here.
 
         SQLite reports a read error of the disk as damage, too. So damage is believed only if it
         persists; until then ``work`` runs again, which callers see as a disk that hangs.
@@ -296,25 +296,26 @@ class SqliteEngine:
         it, which cannot be distinguished from a truncated log. SQLite restarts no log that a read
         transaction may still need. An unfinished query keeps ours open until after the check.
         """
-        reading = None
-        # If it cannot read, the check finds the reason.
-        with suppress(apsw.Error):
-            # A read lasts until its statement has been stepped to the end, or is closed.
-            reading = connection.execute("SELECT 1 FROM sqlite_schema")
-        try:
-            connection.execute("COMMIT")
-            cast("SqliteTransaction", self._transaction).end()
-            wrote = self._frames_of_commit > 0
-            is_found = self._check_files()
-        finally:
-            if reading is not None:
-                reading.close()
-        if not is_found:
+        has_written: bool | None = None
+        while True:
+            reading = None
+            # If it cannot read, the check finds the reason.
+            with suppress(apsw.Error):
+                # A read lasts until its statement has been stepped to the end, or is closed.
+                reading = connection.execute("SELECT 1 FROM sqlite_schema")
+            try:
+                connection.execute("COMMIT")
+                cast("SqliteTransaction", self._transaction).end()
+                if has_written is None:
+                    has_written = self._frames_of_commit > 0
+                if self._check_files():
+                    return has_written
+            finally:
+                if reading is not None:
+                    reading.close()
             # The log was restarted by a checkpoint, or was truncated. A write shows which.
             self._begin(connection)
             sync_log(connection)
-            self._commit(connection)
-        return wrote
 
     def _check_files(self) -> bool:
         """Check that all commits are in the files that a restart opens; False: write to find out.

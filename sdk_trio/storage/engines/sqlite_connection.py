@@ -18,7 +18,7 @@ from ...base import clock
 from ...base.opener import open_database, open_file
 from ...base.text import storable
 from ...errors import StoreUnavailableError
-from ..sql.dialect import ROWS_AT_ONCE, Dialect, Insert, Row
+from ..sql.dialect import ROWS_AT_ONCE, Dialect, Insert, Row, Version
 from ..sql.schema import MARK_AS_WIPED, WIPED
 
 #: Time that a statement waits for another process's write to end, in seconds. Writes of this
@@ -73,8 +73,7 @@ class SqliteTransaction:
     def __init__(self, connection: apsw.Connection, number: int = 0) -> None:
         self.connection: apsw.Connection = connection
         self.dialect: Dialect = SQLITE
-        #: Two numbers of which one changes when another connection writes.
-        self.version: tuple[int, int] = number, 0
+        self.version: Version = number, 0
         # SQLite's number of the content at the end of the last transaction. It only grows.
         self._content = -1
         #: The highest sequence of an arrival, None if it is not known; _committed: as of the end of

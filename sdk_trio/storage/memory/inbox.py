@@ -23,6 +23,7 @@ from ...base.logs import get_logger
 from ...base.telemetry import Sample
 from ...base.text import storable
 from ...errors import NotSupportedError, StoreUnavailableError
+from ...events.coalescing import SUPERSEDED
 from ...records.deliveries import (
     PROCESS_ENDED,
     REPLAYABLE,
@@ -60,7 +61,6 @@ from ..admission import (
     existing_state,
     readmit,
 )
-from ..coalescing import SUPERSEDED
 from ..effects import Effects, T
 from . import policies
 from .policies import Allowance
@@ -98,10 +98,7 @@ class MemoryInbox:
     """:class:`Store` in memory.
 
     Args:
-        owner: the name that holds the leases taken here.
-        lease_seconds: duration of a lease without renewal; above 0.
-        dedup_seconds: time that a done delivery is remembered; 0 or more.
-        payload_seconds: time that bodies of parked deliveries are kept; 0 or more.
+        terms: the owner and the periods.
         shares: another inbox on whose deliveries this one works, as a second process on the same
             file would; for tests.
     """
@@ -112,21 +109,8 @@ class MemoryInbox:
     lost: str | None = None
     failing = False
 
-    def __init__(
-        self,
-        *,
-        owner: str,
-        lease_seconds: float,
-        dedup_seconds: float,
-        payload_seconds: float,
-        shares: "MemoryInbox | None" = None,
-    ) -> None:
-        self._terms = LeaseTerms(
-            owner=owner,
-            lease_seconds=lease_seconds,
-            dedup_seconds=dedup_seconds,
-            payload_seconds=payload_seconds,
-        )
+    def __init__(self, terms: LeaseTerms, *, shares: "MemoryInbox | None" = None) -> None:
+        self._terms = terms
         self._shares = shares
         self._rows: Deliveries = Deliveries() if shares is None else shares._rows
         self._own_changes = 0

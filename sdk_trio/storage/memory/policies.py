@@ -3,8 +3,8 @@
 from msgspec.structs import replace
 
 from ...base.throttle import TokenBucket
+from ...events.coalescing import WaitingEvent, coalesce, time_of_state
 from ...records.policies import ClaimLimits, EventPause, GroupLimit, burst_of
-from ..coalescing import WaitingEvent, coalesce, time_of_state
 from .rows import Deliveries, MemoryRow
 
 

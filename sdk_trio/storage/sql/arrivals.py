@@ -120,7 +120,9 @@ def add(
         added: dict[str, int] = dict(tx.insert(insert, rows, whole_unit=whole_unit))
         return [added.get(each.key) for each in deliveries]
     known = () if surely_new else find(tx, [each.key for each in deliveries])
-    before = last = _known_last_sequence(tx)
+    # Without a query, if no one else has written since.
+    known_last: int | None = tx.last_sequence  # type: ignore[attr-defined]
+    before = last = last_sequence(tx) if known_last is None else known_last
     sequences: list[int | None] = []
     arrived, opened = [], []
     for each, state in zip(deliveries, states, strict=True):
@@ -225,12 +227,6 @@ def last_sequence(tx: SqlTransaction) -> int:
     """Return the highest sequence that was ever given, 0 before the first one."""
     row = tx.one(f"SELECT {HIGHEST}" if tx.dialect.is_sqlite else _LAST_SEQUENCE)
     return 0 if row is None else int(row[0])
-
-
-def _known_last_sequence(tx: SqlTransaction) -> int:
-    """Return the highest sequence on SQLite, without a query if no one else has written since."""
-    known: int | None = tx.last_sequence  # type: ignore[attr-defined]
-    return last_sequence(tx) if known is None else known
 
 
 # -- the index on SQLite -------------------------------------------------------------------------

@@ -71,15 +71,20 @@ from ..admission import (
     readmit,
 )
 from . import arrivals
-from .dialect import Insert, Row, SqlTransaction
+from .dialect import Insert, Row, SqlTransaction, Version
 from .schema import NO_LEASE, types_of, unfinished
 
 
 class Arriving(msgspec.Struct, frozen=True, gc=False):
-    """A delivery to be kept; ``token`` is that of its lease, None if it is not leased."""
+    """A delivery to be kept; ``token`` is that of its lease, None if it is not leased.
+
+    ``new_in`` is the version of the store in which surely no row has its key, by which the key is
+    not looked up; None: it may be known.
+    """
 
     delivery: NewDelivery
     token: int | None
+    new_in: Version | None = None
 
 
 #: The answer, and the sequence for the lease of a delivery that may run; None: it may not.
@@ -172,7 +177,6 @@ def _admit_all(
     terms: LeaseTerms,
     arriving: Sequence[Arriving],
     *,
-    surely_new: bool = False,
     reason: str | None = None,
 ) -> list[Answer]:
     """Admit deliveries of different keys: new ones get ``state``, for known ones ``rules`` decide.
@@ -183,10 +187,9 @@ def _admit_all(
         tx: the transaction.
         terms: the owner and the periods.
         arriving: the deliveries.
-        surely_new: the caller knows that all keys are new.
         reason: why they are parked.
     """
-    sequences = _insert_new(tx, terms, arriving, state, reason, surely_new=surely_new)
+    sequences = _insert_new(tx, terms, arriving, state, reason)
     return [
         _admit_known(tx, terms, each, rules, state, reason) if sequence is None else (NEW, sequence)
         for each, sequence in zip(arriving, sequences, strict=True)
@@ -216,8 +219,6 @@ def _insert_new(
     arriving: Sequence[Arriving],
     state: DeliveryState,
     reason: str | None,
-    *,
-    surely_new: bool = False,
 ) -> list[int | None]:
     """Add those deliveries that are new, with their rows in ``work``; return their sequences."""
     running = state is DeliveryState.RUNNING
@@ -232,11 +233,7 @@ def _insert_new(
             (
                 text,
                 queued,
-                lane_of(
-                    delivery.ordered,
-                    delivery.owner if delivery.signer else delivery.tenant_id,
-                    delivery.subject,
-                ),
+                lane_of(True, delivery.owner, delivery.subject) if delivery.ordered else None,
                 int(running),
                 float(delivery.received_at) if running else None,
                 reason,
@@ -247,11 +244,18 @@ def _insert_new(
         )
     new = [each.delivery for each in arriving]
     leased = all(each.token is not None for each in arriving)
-    sequences = arrivals.add(tx, new, _AS_WORK, rows, surely_new=surely_new, whole_unit=leased)
+    sequences = arrivals.add(
+        tx, new, _AS_WORK, rows, surely_new=_are_new(tx, arriving), whole_unit=leased
+    )
     pairs = zip(arriving, sequences, strict=True)
     if any(sequence is not None and each.token is None for each, sequence in pairs):
         tx.note_change()
     return sequences
+
+
+def _are_new(tx: SqlTransaction, arriving: "Sequence[Arriving | Ran]") -> bool:
+    """Return whether no other process has written since all of these keys were surely new."""
+    return tx.version is not None and all(each.new_in == tx.version for each in arriving)
 
 
 def _admit_known(
@@ -571,16 +575,15 @@ def _columns_of(runs: Sequence[RunEnd]) -> dict[str, list[Any]]:
 
 
 class Ran(msgspec.Struct, frozen=True, gc=False):
-    """The successful first inline run of a delivery."""
+    """The successful first inline run of a delivery; ``new_in`` as in :class:`Arriving`."""
 
     delivery: NewDelivery
     token: int
     finished_at: float
+    new_in: Version | None = None
 
 
-def add_done(
-    tx: SqlTransaction, terms: LeaseTerms, runs: Sequence[Ran], *, surely_new: bool = False
-) -> list[bool]:
+def add_done(tx: SqlTransaction, terms: LeaseTerms, runs: Sequence[Ran]) -> list[bool]:
     """Record deliveries of different keys together with their inline runs; False: no change.
 
     If a key is known after all, because another process has just stored it, the run ends that
@@ -588,7 +591,7 @@ def add_done(
     """
     new = [run.delivery for run in runs]
     rows = [(False, 1, float(run.delivery.received_at), run.finished_at) for run in runs]
-    sequences = arrivals.add(tx, new, _AS_DONE, rows, surely_new=surely_new)
+    sequences = arrivals.add(tx, new, _AS_DONE, rows, surely_new=_are_new(tx, runs))
     if added := sum(sequence is not None for sequence in sequences):
         tx.note_change(done=added)
     return [

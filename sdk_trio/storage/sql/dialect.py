@@ -38,8 +38,9 @@ anything was changed, it begins again in a transaction.
 Methods of a store: ``get = on_reader(reads.get)`` in the body of a :class:`SqlPart` is the method
 ``get`` with the arguments of ``reads.get`` after the transaction; :func:`committed` and
 :func:`committed_by_owner` are for functions that write. ``storage.ports`` describes the methods of
-the inbox, and how all of them are cancelled. Arguments are read in another thread, and no argument is copied, so
-callers must not change a list meanwhile. Where they may, the method is written out and copies it.
+the inbox, and how all of them are cancelled. Arguments are read in another thread, and no argument
+is copied, so callers must not change a list meanwhile. Where they may, the method is written out
+and copies it.
 """
 
 import math
@@ -55,6 +56,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 Row = tuple[Any, ...]
+
+#: The number of the writing connection, and how often it has seen others write.
+Version = tuple[int, int]
 
 #: The sizes of multi-row statements on SQLite, largest first: it compiles each of them once.
 ROWS_AT_ONCE = (32, 16, 8, 4, 2, 1)
@@ -102,6 +106,11 @@ class SqlTransaction(Protocol):
     @property
     def dialect(self) -> "Dialect":
         """The dialect of the engine."""
+        ...
+
+    @property
+    def version(self) -> Version | None:
+        """It changes when another process writes; None: the engine does not know that."""
         ...
 
     def all(self, statement: str, /, **values: Any) -> list[Row]:

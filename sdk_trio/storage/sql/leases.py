@@ -24,6 +24,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ...base import clock
+from ...base.term import TermEndedError
 from ...records.deliveries import (
     PROCESS_ENDED,
     DeliveryState,
@@ -33,7 +34,6 @@ from ...records.deliveries import (
 )
 from ...records.policies import NO_LIMITS, ClaimLimits
 from ..admission import CLOCK_SLACK_SECONDS, LeaseTerms
-from ..term import TermEndedError
 from . import policies
 from .deliveries import new_token
 from .dialect import SqlTransaction
@@ -179,11 +179,11 @@ class PollCursor(msgspec.Struct, frozen=True):
     """The position at which a poll ended and the next one continues.
 
     ``lane`` is the last lane that was read; empty: the next poll begins with the first one.
-    ``left``: a poll since the first lane has found more than it claimed.
+    ``has_rest``: a poll since the first lane has found more than it claimed.
     """
 
     lane: bytes = b""
-    left: bool = False
+    has_rest: bool = False
 
 
 def claim_due(
@@ -231,11 +231,11 @@ def claim_due(
     chosen = policies.choose_from_groups(tx, terms, limits, find, now=now, live_only=take_expired)
     due = _lease(tx, terms, [*(each.sequence for each in taken), *chosen.sequences], chosen, now)
 
-    left = cursor.left or is_full or len(of_no_group) > limit
-    more = left or bool(lanes.end) or bool(blocking) or chosen.more
+    has_rest = cursor.has_rest or is_full or len(of_no_group) > limit
+    more = has_rest or bool(lanes.end) or bool(blocking) or chosen.more
     times = [at for at in (lanes.next_retry_at, chosen.next_at) if at is not None]
     due = replace(due, more=more, next_due_at=min(times, default=None), limited=chosen.waiting)
-    return due, PollCursor(lanes.end, left) if lanes.end else PollCursor()
+    return due, PollCursor(lanes.end, has_rest) if lanes.end else PollCursor()
 
 
 class _Lanes(NamedTuple):
@@ -506,7 +506,7 @@ def recover(tx: SqlTransaction, terms: LeaseTerms, *, dead: str | None = None) -
     held = tx.all(
         _LEASED_BY_OTHERS,
         owner=terms.owner,
-        shared=terms.shared,
+        shared=terms.shared_by_hosts,
         dead=dead or "",
         seconds=terms.lease_seconds,
         now=clock.wall(),

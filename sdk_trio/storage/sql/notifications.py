@@ -343,7 +343,7 @@ def recover(tx: SqlTransaction, terms: LeaseTerms, *, now: float) -> Recovered:
 
     A message that was ``sending`` is due again if it is repeatable, else ``unknown``.
     """
-    return _free(tx, _MESSAGES_OF_OTHERS, owner=terms.owner, shared=terms.shared, now=now)
+    return _free(tx, _MESSAGES_OF_OTHERS, owner=terms.owner, shared=terms.shared_by_hosts, now=now)
 
 
 _NOT_HELD = f"lease_owner = :owner AND NOT ({_IS_HELD})"

@@ -25,9 +25,9 @@ import attrs
 import msgspec
 
 from ...base.throttle import TokenBucket
+from ...events.coalescing import SUPERSEDED, WaitingEvent, coalesce, time_of_state
 from ...records.policies import ClaimLimits, EventPause, GroupLimit, burst_of
 from ..admission import CLOCK_SLACK_SECONDS, LeaseTerms
-from ..coalescing import SUPERSEDED, WaitingEvent, coalesce, time_of_state
 from .deliveries import RunEnd, end_all, new_token, note_reason
 from .dialect import SqlTransaction
 from .schema import NO_LEASE, unfinished

@@ -678,7 +678,7 @@ _BACKENDS = {"SQLite": "Sqlite", "PostgreSQL": "Postgres"}
 
 
 class StoreState(NamedTuple):
-    """What is found at the place of a store.
+    """The store, or the other content, that is found in a file or a schema.
 
     ``place`` is its name for people, ``engine`` is SQLite or PostgreSQL. ``version`` is that of the
     schema, :data:`MOVED` or :data:`FILLING`; None without one. ``foreign`` says what another

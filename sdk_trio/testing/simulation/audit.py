@@ -10,10 +10,10 @@ from fnmatch import fnmatchcase
 
 import msgspec
 
+from ...events.coalescing import SKEW_SECONDS
 from ...records.deliveries import DeliveryRecord, DeliveryState
 from ...records.policies import UNLIMITED, Policy, burst_of, split_glob
-from ...storage.coalescing import SKEW_SECONDS
-from ...storage.unawaited import LINGER_SECONDS
+from ...storage.sqlite_inbox import LINGER_SECONDS
 from .plan import Arrival
 
 #: States in which nothing is left to do.

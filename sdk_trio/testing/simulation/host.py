@@ -398,5 +398,5 @@ def uncommitted_ends(runtime: Runtime) -> set[str]:
     running = runtime.receiver._running
     if running is None:
         return set()
-    ends = cast("SqliteInbox", running.inbox)._ends._ends.values()
-    return {end.key for end in ends if not end.unit.finished or end.unit.error is not None}
+    ends = cast("SqliteInbox", running.inbox)._ends.values()
+    return {end.key for end in ends if not end.finished or end.error is not None}

@@ -14,8 +14,8 @@ from typing import Final, Protocol
 
 import trio
 
-from ..base.logs import get_logger
 from ..errors import StoreUnavailableError
+from .logs import get_logger
 
 _log = get_logger("storage")
 _runtime_log = get_logger("runtime")

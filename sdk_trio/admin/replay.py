@@ -8,7 +8,7 @@ import msgspec
 import trio
 
 from ..records.deliveries import HOST, REPLAYABLE, DeliveryRecord, DeliveryState
-from .ports import Inbox
+from ..storage.ports import Inbox
 
 #: Deliveries put back in one transaction, so few that new deliveries do not wait for it.
 CHUNK = 200

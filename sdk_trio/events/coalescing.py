@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from ..events.lifecycle import stored_state
 from ..records.deliveries import signer_of_key
 from ..records.synthetic import is_synthetic
+from .lifecycle import stored_state
 
 #: The most by which the upstream's clock is expected to be ahead of this host's, in seconds. A
 #: state that changed at T cannot have arrived earlier than T minus this.
