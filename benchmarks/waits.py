@@ -110,7 +110,7 @@ def main() -> None:
     compile_all()
     with tempfile.TemporaryDirectory(dir=options.directory) as place:
         trace = Path(place) / "trace"
-        under = ("strace", "-f", "--seccomp-bpf", "-qq", "-ttt", "-T", "-s", "0")
+        under = ("strace", "-D", "-f", "--seccomp-bpf", "-qq", "-ttt", "-T", "-s", "0")
         under += ("-e", f"trace={','.join(_CALLS)}", "-e", "signal=none", "-o", str(trace))
         with serving(our_servers()[options.server], directory=Path(place), under=under) as process:
             send(process, rate=options.rate, seconds=options.seconds, connections=32, warm_up=2.0)

@@ -150,10 +150,10 @@ class BoundedShutdown:
         ]
         if not left:
             self._finished = True
-            self._wake_thread()
+            # The end of the stream wakes the thread.
+            self._writer.close()
             self._thread.join()
             self._reader.close()
-            self._writer.close()
             return
         _log.warning(
             "runtime.threads_left",
