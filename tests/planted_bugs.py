@@ -511,6 +511,19 @@ def lanes_shared_by_tenants() -> Any:
     )
 
 
+def parked_event_leased() -> Any:
+    """A parked event that arrives again is put back for workers, and runs inline as well."""
+    admit = deliveries._admit_known
+
+    def leased(tx: Any, terms: Any, arriving: Any, *rest: Any) -> Any:
+        admitted, sequence = admit(tx, terms, arriving, *rest)
+        if admitted.admission is Admission.QUEUED:
+            sequence = deliveries.arrivals.find_one(tx, arriving.delivery.key)
+        return admitted, sequence
+
+    return patch.object(deliveries, "_admit_known", leased)
+
+
 def suspension_ignored() -> Any:
     """Events of a suspended tenant run, even those that must wait for it."""
     return patch.object(parking.Parking, "is_suspended", lambda *_: False)
@@ -767,6 +780,7 @@ BUGS = (
     Bug(renewal_missing, TWO, long_runs),
     Bug(claim_believed_before_commit, FULL, ends_in_commits),
     Bug(lanes_shared_by_tenants, FAILING, failing_tenant),
+    Bug(parked_event_leased, SUSPENSIONS),
     Bug(suspension_ignored, SUSPENSIONS),
     Bug(suspension_noticed_late, SUSPENSIONS),
     Bug(tenant_of_another, TENANTS),
