@@ -446,7 +446,7 @@ async def torture(
         len(runs),
         len(states.keys() - ids),
         [one for one, state in states.items() if state == "dead" and not one.startswith(hopeless)],
-        daemon.logged(["store.unavailable", "Traceback", '"level": "critical"']),
+        daemon.logged(["store.unavailable", "Traceback", '"level":"critical"']),
         account(ids, runs, states, deaths=deaths, faults=injector.faults),
     )
 

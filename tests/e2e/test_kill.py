@@ -236,7 +236,7 @@ async def test_a_drain_that_times_out_leaves_the_rest_in_the_store_for_the_next_
     daemon.kill(signal.SIGTERM)
     assert await daemon.ended() == 0
     assert (await daemon.counts()) == {"received": 40}
-    assert '"persisted": 40' in (daemon.directory / "log").read_text()
+    assert [report["persisted"] for report in daemon.logged("runtime.stopped")] == [40]
     daemon.handler_seconds = "0"
     await daemon.start()
     await wait_until_all_done(daemon, sender.acknowledged)

@@ -5,14 +5,12 @@ import os
 import resource
 import signal
 import socket
-import subprocess
-import sys
 import time
 from contextlib import suppress
 
 import httpx
 import pytest
-from support.command_forker import run_command
+from support.command_forker import run_command, start_program
 from support.deliveries import SECRET
 from support.logs import entries_in
 from support.waiting import PATIENCE_SECONDS, wait_until
@@ -53,24 +51,21 @@ class Daemon:
         self.starts = 0
 
     def start(self, descriptors=None):
-        def limit():
-            if descriptors is not None:
-                both = descriptors if isinstance(descriptors, tuple) else (descriptors,) * 2
-                resource.setrlimit(resource.RLIMIT_NOFILE, both)
-
+        if isinstance(descriptors, int):
+            descriptors = descriptors, descriptors
         self.starts += 1
         words = ("run", "--standalone", "--app", "application:handlers")
         with (
             (self.directory / f"out-{self.starts}").open("w") as out,
             (self.directory / f"err-{self.starts}").open("w") as err,
         ):
-            self.process = subprocess.Popen(
-                (sys.executable, "-m", "sdk_trio", *words),
-                cwd=self.directory,
-                env=self.environment,
+            self.process = start_program(
+                words,
+                directory=self.directory,
+                environ=self.environment,
                 stdout=out,
                 stderr=err,
-                preexec_fn=limit,
+                descriptors=descriptors,
             )
         wait_until(lambda: self.process.poll() is not None or self.started(), self.errors)
         (line,) = self.started()

@@ -9,6 +9,7 @@ import atexit
 import gc
 import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -20,6 +21,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -118,8 +120,12 @@ def start_program(
     stderr: IO[Any],
     umask: int = -1,
     seconds: int = 0,
+    descriptors: tuple[int, int] | None = None,
 ) -> Program:
-    """Start ``python -m sdk_trio WORDS``; end it by SIGALRM after ``seconds``, if given."""
+    """Start ``python -m sdk_trio WORDS``; end it by SIGALRM after ``seconds``, if given.
+
+    ``descriptors``: the soft and hard limits of its open files; None: those of this process.
+    """
     global _server
     if _read_at_start(environ) != _HERE:
         return subprocess.Popen(
@@ -130,6 +136,7 @@ def start_program(
             stdout=stdout,
             stderr=stderr,
             umask=umask,
+            preexec_fn=None if descriptors is None else partial(_limit, descriptors),
         )
     with _starting:
         if _server is None:
@@ -140,6 +147,7 @@ def start_program(
         "directory": str(directory),
         "umask": umask,
         "seconds": seconds,
+        "descriptors": descriptors,
     }
     return ForkedProgram(_server.ask(request, [stdout.fileno(), stderr.fileno()]))
 
@@ -166,6 +174,10 @@ def run_command(
             stream.seek(0)
             printed.append(stream.read().decode())
     return subprocess.CompletedProcess(list(words), status, *printed)
+
+
+def _limit(descriptors: Sequence[int]) -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, tuple(descriptors))
 
 
 class _Server:
@@ -258,6 +270,8 @@ def _become(request: dict, streams: Sequence[int]) -> None:
     time.tzset()
     if request["umask"] >= 0:
         os.umask(request["umask"])
+    if request["descriptors"] is not None:
+        _limit(request["descriptors"])
     os.chdir(request["directory"])
     sys.path[0] = request["directory"]  # as "python -m" has it
     signal.alarm(request["seconds"])
