@@ -25,7 +25,10 @@ _members_of: Any = BaseExceptionGroup.__dict__["exceptions"].__get__
 def is_a(error: BaseException, kind: type[Any]) -> bool:
     """Return whether the real class of an exception derives from ``kind``; see ``isinstance``."""
     # By identity: a metaclass may define __eq__, and ABCMeta calls even more code.
-    return any(base is kind for base in _mro_of(type(error)))
+    for base in _mro_of(type(error)):  # noqa: SIM110 - a third of the time of any()
+        if base is kind:
+            return True
+    return False
 
 
 def type_name(error: BaseException) -> str:
@@ -55,8 +58,9 @@ def leaves_of(error: BaseException) -> Iterator[BaseException]:
     waiting = [error]
     while waiting:
         found = waiting.pop()
-        if is_a(found, BaseExceptionGroup):
-            waiting += reversed(members_of(found))
+        # No group is empty.
+        if members := members_of(found):
+            waiting += reversed(members)
         else:
             yield found
 
