@@ -25,10 +25,7 @@ _members_of: Any = BaseExceptionGroup.__dict__["exceptions"].__get__
 def is_a(error: BaseException, kind: type[Any]) -> bool:
     """Return whether the real class of an exception derives from ``kind``; see ``isinstance``."""
     # By identity: a metaclass may define __eq__, and ABCMeta calls even more code.
-    for base in _mro_of(type(error)):  # noqa: SIM110 - a third of the time of any()
-        if base is kind:
-            return True
-    return False
+    return id(kind) in map(id, _mro_of(type(error)))
 
 
 def type_name(error: BaseException) -> str:
