@@ -1,9 +1,12 @@
 """Settings of the whole suite."""
 
+import atexit
 import contextlib
 import gc
 import logging
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import certifi
@@ -11,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from support import reaper
 from support.command_line import CommandLine, clear_environment
-from support.postgres import PostgresServer, remove_server, running_server
+from support.postgres import CLUSTERS, PostgresServer, remove_server, running_server
 
 from sdk_trio.base.logs import Outage
 
@@ -26,6 +29,11 @@ settings.load_profile("default")
 
 # Before pytest-xdist starts its processes, so that they end with this one, too.
 reaper.begin()
+
+# They share it.
+if CLUSTERS not in os.environ:
+    os.environ[CLUSTERS] = tempfile.mkdtemp(prefix="sdk-clusters-")
+    atexit.register(shutil.rmtree, os.environ[CLUSTERS], ignore_errors=True)
 
 REQUIRE_ALL = "SDK_TEST_REQUIRE_ALL"
 

@@ -29,6 +29,8 @@ from sdk_trio.events.samples import sample
 
 NOW = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
 VERSIONS = ("v2026_04", "v2026_10", "v2027_01")
+#: From the catalogue, as the models take a second to load, in each process that collects the tests.
+WIRE_TYPES = sorted(row.wire_type for row in DEFAULT_CATALOG)
 SAMPLES = 20
 
 
@@ -160,7 +162,7 @@ def sent_types() -> list[str]:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("wire_type", sent_types())
+@pytest.mark.parametrize("wire_type", WIRE_TYPES)
 def test_upstream_samples_are_read_completely(wire_type: str, version: str) -> None:
     model = payload_classes(version)[wire_type]
     for seed in range(SAMPLES):
@@ -177,8 +179,7 @@ def test_upstream_samples_are_read_completely(wire_type: str, version: str) -> N
 
 
 def test_the_catalogue_has_every_type_of_the_upstream() -> None:
-    missing = set(sent_types()) - {row.wire_type for row in DEFAULT_CATALOG}
-    assert missing == set(), "declare them in sdk_trio/events/additional.py"
+    assert sent_types() == WIRE_TYPES, "declare the missing ones in sdk_trio/events/additional.py"
     # Fields that its models lack may be declared, but are not counted.
     assert {row.wire_type for row in DEFAULT_CATALOG.known} <= set(sent_types())
 
@@ -196,7 +197,7 @@ LOST_BY_THE_SDK = (
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("wire_type", sent_types())
+@pytest.mark.parametrize("wire_type", WIRE_TYPES)
 def test_a_sample_is_a_document_of_the_upstream(wire_type: str, version: str) -> None:
     document = sample(wire_type, now=NOW)
     if wire_type == "customer.state_changed":
