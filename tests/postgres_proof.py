@@ -33,8 +33,9 @@ from support.postgres_work import add_days, add_finished, blocks, forget_blocks,
 from sdk_trio.records.deliveries import DeliveryState, Done, NewDelivery, Retry
 from sdk_trio.storage.admission import LeaseTerms
 from sdk_trio.storage.engines.postgres_address import PostgresAddress
+from sdk_trio.storage.engines.postgres_migration import migrate_postgres
 from sdk_trio.storage.ports import Inbox
-from sdk_trio.storage.postgres_inbox import PostgresInbox, migrate
+from sdk_trio.storage.postgres_inbox import PostgresInbox
 from sdk_trio.storage.sqlite_inbox import SqliteInbox
 
 TERMS = {"lease_seconds": 75.0, "dedup_seconds": 1e9, "payload_seconds": 1e9}
@@ -423,7 +424,7 @@ def history(finished: int, days: int, directory: str | None) -> bool:
         for rows in (0, finished // 20, finished):
             dsn = server.empty()
             database = dsn.rpartition("=")[2]
-            migrate(PostgresAddress(dsn=dsn))
+            migrate_postgres(PostgresAddress(dsn=dsn))
             begun = time.monotonic()
             if rows:
                 add_days(server, database, days, rows // days, time.time())

@@ -38,7 +38,6 @@ from .effects import (
 from .engines import postgres_days
 from .engines.postgres import (
     CONFLICT_LIMIT,
-    POSTGRESQL,
     PostgresEngine,
     PostgresReader,
     PostgresTransaction,
@@ -52,7 +51,6 @@ from .inbox import SqlInbox
 from .readers import ReaderPool, close_all
 from .sql import deliveries, leases, reads
 from .sql.dialect import Dialect
-from .sql.schema import LATER_POSTGRESQL, statements
 
 #: The checkpoint with the Unix time of the last pass that removed bodies, if ids are remembered for
 #: longer than bodies.
@@ -112,7 +110,7 @@ class PostgresInbox(SqlInbox):
         """
         inbox = cls(address, terms, server_clock=server_clock)
         try:
-            await run_in_thread(migrate, address)
+            await run_in_thread(migrate_postgres, address)
             await inbox.changed_elsewhere()
         except BaseException:
             with trio.move_on_after(CLOSE_SECONDS, shield=True):
@@ -206,16 +204,6 @@ class PostgresInbox(SqlInbox):
     async def close(self) -> None:
         self._effects.close()
         await super().close()
-
-
-def migrate(address: PostgresAddress) -> None:
-    """Create the tables, or bring them up to date; blocks.
-
-    Raises:
-        StoreVersionError: the schema is of a newer version or of another program.
-        StoreUnavailableError: no server answers, or it refuses.
-    """
-    migrate_postgres(address, (statements(POSTGRESQL), *LATER_POSTGRESQL))
 
 
 # -- effects of handlers -----------------------------------------------------------------------

@@ -157,7 +157,7 @@ class SqliteInbox(SqlInbox):
 
     def accept(self, delivery: NewDelivery, *, leased: bool) -> Coroutine[Any, Any, Admitted]:
         new_in = self._unawaited.keys.note_new(delivery)
-        if (run := self._unawaited.interrupted_run(delivery.key)) is not None:
+        if (run := self._unawaited.interrupted.get(delivery.key)) is not None:
             # Not leased: it is claimed from the store, which knows then that it must run alone.
             return self._admit_interrupted(run, deliveries.accept_all, Arriving(delivery, None))
         token = new_token() if leased and not delivery.ordered else None
@@ -169,7 +169,7 @@ class SqliteInbox(SqlInbox):
         unawaited.keys.add(key)
         if key in unawaited.leases:  # its run has ended without `finish`
             unawaited.drop(unawaited.leases[key])
-        if (run := unawaited.interrupted_run(key)) is not None:
+        if (run := unawaited.interrupted.get(key)) is not None:
             arriving = Arriving(delivery, new_token())
             return await self._admit_interrupted(run, deliveries.claim_all, arriving)
         # Not synced: no sender is answered because of a claim, so after a power cut the sender

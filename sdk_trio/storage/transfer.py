@@ -35,8 +35,7 @@ from .engines import postgres_days
 from .engines.postgres import POSTGRESQL, PostgresTransaction
 from .engines.postgres_address import PostgresAddress
 from .engines.postgres_connection import StoreConnection
-from .engines.postgres_migration import state_of_schema
-from .postgres_inbox import migrate
+from .engines.postgres_migration import migrate_postgres, state_of_schema
 from .sql.dialect import Row, SqlTransaction
 from .sql.reads import other_tables
 from .sql.schema import FILLING, MOVED, TABLES, VERSION, StoreState, Table, make_day
@@ -198,7 +197,7 @@ class PostgresPlace:
 
     def fill(self, source: Side, report: Report) -> dict[str, Copied]:
         if not check_target(self):
-            migrate(self._address)
+            migrate_postgres(self._address)
         with self.transaction() as target:
             target.lock()
             # Checked again behind a lock: two moves may have been started at once.

@@ -12,7 +12,7 @@ transaction instead of two (docs/adr/0047-unawaited-claims.md).
 """
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
 import trio
@@ -82,6 +82,8 @@ class UnawaitedClaims:
         self._readers = readers
         # Without the file every claim is awaited.
         self._file: ClaimsFile | None = None
+        #: The runs during which an earlier process ended, and that are not counted yet, by key.
+        self.interrupted: Mapping[str, InterruptedRun] = {}
         #: Those of runs that have not ended yet, by key.
         self.leases: dict[str, UnawaitedLease] = {}
         self.keys = StoreKeys(commits, readers, self.leases)
@@ -101,6 +103,7 @@ class UnawaitedClaims:
             stored = await self._readers.run(lambda tx: reads.known(tx, [run.key for run in left]))
             interrupted = [run for run in left if run.key not in stored]
             self._file = await run_in_thread(ClaimsFile, path, interrupted)
+            self.interrupted = self._file.interrupted
         except OSError as error:
             _log.warning(
                 "store.claims_unused",
@@ -124,7 +127,7 @@ class UnawaitedClaims:
             return None
         key = delivery.key
         new_in = self.keys.note_new(delivery)
-        if new_in is None or key in file.interrupted:
+        if new_in is None or key in self.interrupted:
             return None
         slot = file.take(key, delivery.received_at)
         if slot is None:
@@ -166,10 +169,6 @@ class UnawaitedClaims:
     def are_committed(self) -> bool:
         """Whether no claim is on its way to the store."""
         return all(lease.claim.finished for lease in self.leases.values())
-
-    def interrupted_run(self, key: str) -> InterruptedRun | None:
-        """Return the run of the key during which an earlier process ended, if it is not counted."""
-        return None if self._file is None else self._file.interrupted.get(key)
 
     def forget_interrupted(self, key: str) -> None:
         """Forget an interrupted run, which the store has counted."""

@@ -31,12 +31,12 @@ class Store:
 
     def __init__(self, place: Path) -> None:
         from sdk_trio.storage.engines.postgres_address import PostgresAddress
-        from sdk_trio.storage.postgres_inbox import migrate
+        from sdk_trio.storage.engines.postgres_migration import migrate_postgres
 
         self.place = place
         # No other test gets it: its days are other ones afterwards.
         self.dsn = running_server().database_of(place, new=True)
-        migrate(PostgresAddress(dsn=self.dsn))
+        migrate_postgres(PostgresAddress(dsn=self.dsn))
         self.execute("UPDATE sdk_trio.day SET opened_at = 0 WHERE number = 0")
 
     def execute(self, statement: str) -> list[tuple[Any, ...]]:

@@ -238,10 +238,10 @@ class PostgresServer:
         """The connection string of a new database that has the schema already."""
         if self._template is None:
             from sdk_trio.storage.engines.postgres_address import PostgresAddress
-            from sdk_trio.storage.postgres_inbox import migrate
+            from sdk_trio.storage.engines.postgres_migration import migrate_postgres
 
             address = PostgresAddress(dsn=self.empty())
-            migrate(address)
+            migrate_postgres(address)
             connection = address.connect()
             self._template = connection.info.dbname
             connection.close()

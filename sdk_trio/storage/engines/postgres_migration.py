@@ -8,7 +8,8 @@ from psycopg import sql
 from ...base import clock
 from ...base.logs import get_logger
 from ...errors import StoreUnavailableError
-from ..sql.schema import StoreState
+from ..sql.schema import LATER_POSTGRESQL, StoreState, statements
+from .postgres import POSTGRESQL
 from .postgres_address import PostgresAddress
 from .postgres_connection import StoreConnection
 
@@ -32,7 +33,9 @@ _OTHERS = (
 _log = get_logger("storage")
 
 
-def migrate_postgres(address: PostgresAddress, versions: Sequence[Sequence[str]]) -> None:
+def migrate_postgres(
+    address: PostgresAddress, versions: Sequence[Sequence[str]] | None = None
+) -> None:
     """Create the tables or bring them up to date, one process at a time; blocks.
 
     Hosts of the previous version continue to work meanwhile, so a step must not break what that
@@ -42,13 +45,16 @@ def migrate_postgres(address: PostgresAddress, versions: Sequence[Sequence[str]]
 
     Args:
         address: the store.
-        versions: the statements that create version 1, those from 1 to 2, and so on.
+        versions: the statements that create version 1, those from 1 to 2, and so on; None: those
+            of this package.
 
     Raises:
         StoreVersionError: the schema is newer, or another program's, or being filled.
         StoreUnavailableError: others have held its tables for :data:`MIGRATION_SECONDS`, or the
             server refuses.
     """
+    if versions is None:
+        versions = (statements(POSTGRESQL), *LATER_POSTGRESQL)
     deadline = clock.monotonic() + MIGRATION_SECONDS
     newest = len(versions)
     # Patient, because a step may change a large table.
