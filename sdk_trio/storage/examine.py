@@ -21,8 +21,8 @@ from .sql.deliveries import lane_of
 from .sql.dialect import SqlTransaction
 from .sql.reads import TABLES_ON_SQLITE, counts, expired_leases
 from .sql.schema import (
-    APPLICATION_ID,
     VERSION,
+    StoreState,
     in_set_aside,
     pending_statements,
     state_of_file,
@@ -58,29 +58,17 @@ class Contents:
 class Examination:
     """The findings in a file; sizes are bytes.
 
-    ``version`` is that of the schema, below 0 in a store that was moved. ``damage`` is None if the
-    check found none, or ran out of time (``checked`` is then False). ``contents`` is None unless
-    the store is of this version.
+    ``damage`` is None if the check found none, or ran out of time (``checked`` is then False).
+    ``contents`` is None unless the store is of this version.
     """
 
     file: str
-    application_id: int
-    version: int
+    state: StoreState
     file_size: int
     wal_size: int
     checked: bool
     damage: str | None
     contents: Contents | None = None
-
-    @property
-    def is_ours(self) -> bool:
-        """Whether it is an inbox of this package."""
-        return self.application_id == APPLICATION_ID
-
-    @property
-    def is_current(self) -> bool:
-        """Whether it has the schema of this version."""
-        return self.is_ours and self.version == VERSION
 
 
 def examine(file: Path, *, now: float, check_seconds: float) -> Examination:
@@ -99,14 +87,13 @@ def examine(file: Path, *, now: float, check_seconds: float) -> Examination:
         checked, damage = _check(connection, check_seconds)
         known = Examination(
             file=str(file),
-            application_id=int(connection.pragma("application_id")),
-            version=int(connection.pragma("user_version")),
+            state=state_of_file(connection, str(file)),
             file_size=file.stat().st_size,
             wal_size=_size(f"{file}-wal"),
             checked=checked,
             damage=damage,
         )
-        if not known.is_current:
+        if known.state.version != VERSION:
             return known
         contents = contents_of(tx, before=now - TAKEN_OVER_SECONDS)
         growth = _growth(tx, known.file_size, now)

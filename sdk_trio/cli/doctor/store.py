@@ -26,7 +26,7 @@ from ...records.policies import name_of_glob, resume_options
 from ...records.tenants import Tenant, TenantStatus
 from ...storage.examine import Contents, Examination, examine
 from ...storage.open import open_store, postgres_address
-from ...storage.sql.schema import BEING_FILLED, DATABASE_NAME, FILLING, VERSION
+from ...storage.sql.schema import DATABASE_NAME, VERSION
 from ...tenants.credentials import CredentialReader
 from ..pauses import pauses_in
 from ..receiver import NoReceiverError, find
@@ -235,30 +235,13 @@ def _writes_elsewhere(pid: int, file: Path) -> bool:
 
 def _describe_file(found: Examination, report: Report) -> None:
     where = found.file
-    if not found.is_ours:
-        report.problem(
-            where,
-            "it is a database of another program",
-            f"set {STORAGE_PATH} to a directory of its own",
-        )
-    elif found.version == FILLING:
-        report.problem(where, f"it {BEING_FILLED}", "repeat that command")
-    elif found.version < 0:
-        report.problem(
-            where,
-            "it was moved to PostgreSQL by 'storage migrate'",
-            "set Sdk:Storage:Backend to Postgres",
-        )
-    elif found.version > VERSION:
-        report.problem(
-            where,
-            f"its schema has version {found.version}, and this program knows up to {VERSION}",
-            "install the version that wrote it",
-        )
+    problem = found.state.problem()
+    if problem is not None:
+        report.problem(where, f"it {problem[0]}", problem[1])
     # Not upgraded here: doctor changes nothing.
-    elif found.version < VERSION:
+    elif (version := found.state.version or 0) < VERSION:
         report.note(
-            where, f"its schema has version {found.version}: the next start brings it to {VERSION}"
+            where, f"its schema has version {version}: the next start brings it to {VERSION}"
         )
     if found.damage is not None:
         report.problem(

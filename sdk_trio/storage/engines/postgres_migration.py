@@ -133,7 +133,8 @@ def state_of_schema(address: PostgresAddress, connection: StoreConnection) -> St
         (version,) = connection.execute("SELECT version FROM store").fetchone() or (0,)
         return StoreState(place, "PostgreSQL", int(version))
     foreign = (
-        "holds tables of another program; name a schema of its own in Sdk:Storage:PostgresSchema"
+        "holds tables of another program",
+        "name a schema of its own in Sdk:Storage:PostgresSchema",
     )
     return StoreState(place, "PostgreSQL", None, foreign if tables else None)
 

@@ -30,12 +30,6 @@ VERSION = 1
 MOVED = -1
 FILLING = -2
 
-#: Why a store that is being filled is refused.
-BEING_FILLED = (
-    "is being filled by 'storage migrate' or 'storage restore', which has not come to its end: "
-    "repeat that command, and start when it is done"
-)
-
 #: Marks a SQLite file as a store of this package: the bytes of "SdkT" (PRAGMA application_id).
 APPLICATION_ID = 0x53646B54
 
@@ -681,14 +675,14 @@ class StoreState(NamedTuple):
     """The store, or the other content, that is found in a file or a schema.
 
     ``place`` is its name for people, ``engine`` is SQLite or PostgreSQL. ``version`` is that of the
-    schema, :data:`MOVED` or :data:`FILLING`; None without one. ``foreign`` says what another
-    program has there, and what to do; None: nothing.
+    schema, :data:`MOVED` or :data:`FILLING`; None without one. ``foreign``: what another program
+    has there, and the remedy; None: nothing.
     """
 
     place: str
     engine: str
     version: int | None
-    foreign: str | None = None
+    foreign: tuple[str, str] | None = None
 
     @property
     def backend(self) -> str:
@@ -700,29 +694,37 @@ class StoreState(NamedTuple):
         """The engine that a move leads to."""
         return next(name for name in _BACKENDS if name != self.engine)
 
-    def refusal(self, newest: int = VERSION) -> str | None:
-        """Return why no program opens it; None: a start opens, creates or migrates it.
+    def problem(self, newest: int = VERSION) -> tuple[str, str] | None:
+        """Return why no program opens it, and the remedy; None: a start opens or migrates it.
 
         Args:
             newest: the newest version that this package knows.
         """
         if self.foreign is not None:
-            return f"{self.place} {self.foreign}"
+            return self.foreign
         if self.version == FILLING:
-            return f"{self.place} {BEING_FILLED}"
+            return (
+                "is being filled by 'storage migrate' or 'storage restore', which has not ended",
+                "repeat that command, and start when it is done",
+            )
         if self.version is not None and self.version < 0:
             return (
-                f"{self.place} was moved to {self.other_engine} by 'storage migrate': set "
-                f"Sdk:Storage:Backend to {_BACKENDS[self.other_engine]}; events that the new "
-                "store has received since are missing here"
+                f"was moved to {self.other_engine} by 'storage migrate'",
+                f"set Sdk:Storage:Backend to {_BACKENDS[self.other_engine]}; events that the new "
+                "store has received since are missing here",
             )
         if self.version is not None and self.version > newest:
             return (
-                f"{self.place} has schema version {self.version}, this version of sdk_trio knows "
-                f"up to {newest}; install the version that wrote it, or restore a backup from "
-                "before the upgrade"
+                f"has schema version {self.version}, and this version of sdk_trio knows up to "
+                f"{newest}",
+                "install the version that wrote it, or restore a backup from before the upgrade",
             )
         return None
+
+    def refusal(self, newest: int = VERSION) -> str | None:
+        """Return :meth:`problem` as one text that names the store."""
+        found = self.problem(newest)
+        return None if found is None else f"{self.place} {found[0]}: {found[1]}"
 
     def known_version(self, newest: int = VERSION) -> int | None:
         """Return the version that a start finds; None: there is no schema yet.
@@ -769,8 +771,8 @@ def state_of_file(connection: Any, file: str) -> StoreState:
     if application_id == APPLICATION_ID or not (application_id or version or tables):
         return StoreState(file, "SQLite", version or None)
     foreign = (
-        f"is a SQLite database of another program (application id {application_id:#x}); set "
-        "Sdk:Storage:Path to a directory of its own, or move the file away"
+        f"is a SQLite database of another program (application id {application_id:#x})",
+        "set Sdk:Storage:Path to a directory of its own, or move the file away",
     )
     return StoreState(file, "SQLite", None, foreign)
 
