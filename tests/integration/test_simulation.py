@@ -329,6 +329,12 @@ def test_a_crashed_process_no_longer_runs_handlers():
     assert not [line for line in later if "host.1 " in line and "handler.begins" in line]
 
 
+def test_a_host_that_is_restarted_while_the_world_stops_is_stopped_as_well():
+    for seed in range(24):
+        plan = SimulationPlan(seed, (), (Fault(1.0, "kill", 3.0, 10**6),))
+        assert run(plan, World(processes=3)).violations == (), seed
+
+
 def test_sqlite_is_as_before_after_a_simulation(tmp_path):
     run(make_plan(0, World(events=1), TYPES), World(events=1))
     assert apsw.vfs_names()[0] == "unix"

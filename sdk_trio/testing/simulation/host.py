@@ -257,6 +257,8 @@ class Host:
                 worker = self._worker(machine, settings)
                 client = self._world.make_client(settings)
                 self.runtime = Runtime(settings, handlers, worker=worker, client=client)
+                if self.stopped:  # since the start of this task
+                    self.runtime.shut_down("a deploy")
                 await self.runtime.run()
         except trio.Cancelled:
             raise
