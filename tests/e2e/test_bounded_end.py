@@ -217,7 +217,9 @@ def test_int_in_the_first_moment_of_a_start_leaves_no_traceback(daemon):
         process = daemon.begin()
         wait_until_taken(process, signal.SIGHUP)
         process.send_signal(signal.SIGINT)
-        assert daemon.ended() == 130
+        status = daemon.ended()
+        # On a busy machine it may serve by now; then the signal is a request to stop.
+        assert status == (0 if '"runtime.started"' in daemon.log() else 130)
         assert "Traceback" not in daemon.log()
 
 
