@@ -150,10 +150,12 @@ class BoundedShutdown:
         ]
         if not left:
             self._finished = True
-            # The end of the stream wakes the thread.
-            self._writer.close()
+            # The end of the stream wakes the thread. Closing is not enough: a forked child may have
+            # the descriptor, too.
+            self._writer.shutdown(socket.SHUT_WR)
             self._thread.join()
             self._reader.close()
+            self._writer.close()
             return
         _log.warning(
             "runtime.threads_left",

@@ -36,7 +36,7 @@ from ..base.logs import Outage, get_logger
 from ..base.telemetry import Histogram, Sample
 from ..errors import StoreLostError, StoreUnavailableError
 from .engines import CommitUnknownError, Engine
-from .sql.dialect import SqlTransaction
+from .sql.dialect import SqlTransaction, Version
 
 T = TypeVar("T")
 
@@ -68,8 +68,10 @@ PROMPT_SECONDS = 0.1
 #: Time for ``close`` to finish the queued units, in seconds.
 CLOSE_SECONDS = 4.0
 
-#: Further time for it to end once the engine was abandoned, in seconds.
-ABANDON_SECONDS = 1.0
+#: Further time for it to end once the engine was abandoned, in seconds: a call on a connection that
+#: was cut ends at once, and an attempt to connect is not waited for. Together with
+#: :data:`STALL_SECONDS` it is less than the time that a stop has after the drain.
+ABANDON_SECONDS = 0.25
 
 #: Upper ends of the buckets of ``sdk_store_commit_seconds``, in seconds.
 COMMIT_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -305,6 +307,11 @@ class GroupCommit(trio.abc.Instrument):
         return self._failing or self._stall.since is not None or self.lost is not None
 
     @property
+    def version(self) -> Version | None:
+        """The version of the store in the last transaction, if it has one."""
+        return self._engine.version
+
+    @property
     def prompt(self) -> bool:
         """Whether the store is in order and answers at once; after a failure, since a write."""
         # One expression, not four properties: each delivery asks once or twice.
@@ -333,18 +340,18 @@ class GroupCommit(trio.abc.Instrument):
             self.before_io_wait(0)
             self._worker.post(self._close_engine, self._on_close)
         # Do not wait for a store that is already stalled.
-        patience = WATCH_SECONDS if self._stall.since is not None else CLOSE_SECONDS
+        patience = 0.0 if self._stall.since is not None else CLOSE_SECONDS
         with trio.move_on_after(patience, shield=True):
             await self._thread_ended.wait()
         abandoned = not self._thread_ended.is_set() and self._engine.abandon()
-        if abandoned:
-            with trio.move_on_after(ABANDON_SECONDS, shield=True):
-                await self._thread_ended.wait()
+        with trio.move_on_after(ABANDON_SECONDS, shield=True):
+            await self._thread_ended.wait()
         await trio.lowlevel.checkpoint()
         if not self._thread_ended.is_set() and not abandoned:
             raise StoreUnavailableError(
-                f"the store {self._engine.place} did not close within {patience:g} s: it does not "
-                "answer; no uncommitted delivery was acknowledged to its sender"
+                f"the store {self._engine.place} did not close within "
+                f"{patience + ABANDON_SECONDS:g} s: it does not answer; no uncommitted delivery "
+                "was acknowledged to its sender"
             )
 
     # -- in the event loop's thread ----------------------------------------------------------------

@@ -118,14 +118,15 @@ class StoreKeys:
     """Knows without a query that the store surely does not have a key.
 
     This process adds each key before it writes it. Writes of other connections change the version
-    of the store, and each transaction that relied on the answer compares it.
+    of the store. It is compared with that of the last transaction for each delivery, with that of
+    the file twice a second, and in each transaction that relied on the answer.
 
     =========  ====================================  ===================  =========================
     state      filter                                a key is surely new  ends when
     =========  ====================================  ===================  =========================
     off        None                                  never                the first question comes
     building   lacks rows that were not read yet     never                all rows were read
-    current    has every key, and some forgotten     if it lacks the key  another connection writes
+    current    has every key, and some forgotten     if it lacks the key  a transaction sees a write
     behind     lacks rows that others have written   never                these rows were read
     =========  ====================================  ===================  =========================
 
@@ -190,7 +191,12 @@ class StoreKeys:
             self._wanted.set()
         # Added whatever follows: a further delivery of the same key is not new.
         is_new = keys.add(hash(delivery.key))
-        return self._version if is_new and self._all_read and not self._behind else None
+        is_current = self._all_read and not self._behind
+        if is_current and self._commits.version != self._version:
+            # A transaction has found that others have written, perhaps this key.
+            self.catch_up(changed=True)
+            is_current = False
+        return self._version if is_new and is_current else None
 
     def catch_up(self, *, changed: bool) -> None:
         """Read the rows of others, if there are any; replace a filter that is too large."""

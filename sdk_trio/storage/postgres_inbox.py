@@ -174,8 +174,15 @@ class PostgresInbox(SqlInbox):
         await self._commits.submit(lambda tx: tx.run(_FORGET_NODES))
         old_body = now - terms.payload_seconds
         forgotten = now - max(terms.payload_seconds, terms.dedup_seconds)
+        # Not waited for after a cancellation, because the server may be silent: it has a connection
+        # of its own, and stops after the transaction in progress.
         found = await run_in_thread(
-            postgres_days.maintain, self._address, self._dialect, now, forgotten
+            postgres_days.maintain,
+            self._address,
+            self._dialect,
+            now,
+            forgotten,
+            abandon_on_cancel=True,
         )
         bodies = await self._delete_bodies(old_body) if forgotten < old_body else None
         finished = found.dropped

@@ -184,14 +184,20 @@ class SqliteInbox(SqlInbox):
     async def _admit_interrupted(
         self, run: InterruptedRun, admit: Callable[..., list[Answer]], arriving: Arriving
     ) -> Admitted:
-        """Admit a delivery and count its run during which a process ended, in one transaction."""
+        """Admit a delivery and count its run during which a process ended, in one transaction.
+
+        While a worker runs it, it cannot be counted; a later delivery counts it then.
+        """
+        counted = 0
 
         def work(tx: SqlTransaction) -> Answer:
             ((admitted, sequence),) = admit(tx, self._terms, [arriving])
+            nonlocal counted
             known = arrivals.find_one(tx, run.key) if sequence is None else sequence
             counted = deliveries.count_ends(
                 tx,
                 sequence=known or 0,
+                token=arriving.token,
                 ends=run.process_ends,
                 begun=run.begun,
                 now=arriving.delivery.received_at,
@@ -200,7 +206,8 @@ class SqliteInbox(SqlInbox):
             return msgspec.structs.replace(admitted, attempts=admitted.attempts + counted), sequence
 
         admitted = await self._admit(arriving, self._commits.submit(work))
-        self._unawaited.forget_interrupted(run.key)
+        if counted or admitted.admission is not Admission.QUEUED:
+            self._unawaited.forget_interrupted(run.key)
         return admitted
 
     def claim_unawaited(self, delivery: NewDelivery) -> Lease | None:

@@ -211,6 +211,33 @@ def test_hup_in_the_first_moment_of_a_start_is_a_reload_and_no_end(daemon):
         assert daemon.ended() == 0
 
 
+#: A program whose forked child has all of its descriptors, and outlives it.
+FORKS = """
+import os, threading, time
+
+def fork():
+    while not os.path.exists("fork"):
+        time.sleep(0.01)
+    if not os.fork():
+        time.sleep(600)
+        os._exit(0)
+    os.rename("fork", "forked")
+
+threading.Thread(target=fork, daemon=True).start()
+from application import handlers
+"""
+
+
+def test_the_end_does_not_wait_for_a_child_that_was_forked(daemon, tmp_path):
+    (tmp_path / "forks.py").write_text(FORKS)
+    daemon.application = "forks:handlers"
+    with running(daemon):
+        (tmp_path / "fork").touch()
+        wait_until((tmp_path / "forked").exists, daemon.log)
+        daemon.signal(signal.SIGTERM)
+        assert daemon.ended() == 0
+
+
 @needs_proc
 def test_int_in_the_first_moment_of_a_start_leaves_no_traceback(daemon):
     with daemon:

@@ -162,6 +162,32 @@ async def test_writes_of_another_process_are_read_before_a_key_counts_as_new(inb
     await other.close()
 
 
+async def test_writes_that_a_transaction_has_seen_are_read_before_a_key_counts_as_new(
+    inbox, tmp_path
+):
+    """A worker may have run their event by then."""
+    await learned(inbox)
+    other = await open_inbox(tmp_path, "two", claims=False)
+    await other.accept(delivery("theirs"), leased=False)
+    await other.close()
+    (record,) = (await inbox.claim_due(limit=9, now=1002.0)).records
+    assert record.webhook_id == "theirs"
+    assert not inbox.claim_unawaited(delivery("theirs"))
+    assert not inbox.claim_unawaited(delivery("ours"))
+    await learned(inbox)
+    assert not inbox.claim_unawaited(delivery("theirs"))
+
+
+async def test_keys_are_surely_new_again_after_the_store_was_rewritten(inbox):
+    await learned(inbox)
+    assert await inbox.wipe()
+    await inbox.accept(delivery("next"), leased=False)
+    version = inbox._commits.version
+    await learned(inbox)
+    # The rewrite counts as a write of others: the rows are read once, then nothing is looked up.
+    assert inbox._unawaited.keys.note_new(delivery("new")) == inbox._commits.version == version
+
+
 async def test_a_delivery_that_another_process_has_just_kept_is_not_kept_twice(inbox, tmp_path):
     await learned(inbox)
     other = await open_inbox(tmp_path, "two", claims=False)
@@ -488,3 +514,27 @@ async def test_an_interrupted_run_is_counted_by_whatever_stores_its_key(tmp_path
     assert (await inbox.get("m1")).process_ends == 1
     await inbox.close()
     assert b"m1" not in (tmp_path / "inbox.claims").read_bytes()
+
+
+async def test_an_interrupted_run_is_not_counted_into_another_run_in_progress(tmp_path):
+    inbox = await open_inbox(tmp_path)
+    await learned(inbox)
+    assert inbox.claim_unawaited(delivery("m1"))
+    (tmp_path / "inbox.claims").rename(tmp_path / "kept")
+    inbox._commits.withdraw(inbox._unawaited.leases["m1"].claim)
+    await inbox.close()
+    (tmp_path / "kept").rename(tmp_path / "inbox.claims")
+    inbox = await open_inbox(tmp_path, "two")
+    other = await open_inbox(tmp_path, "other", claims=False)
+    await other.accept(delivery("m1"), leased=False)
+    await other.close()
+    (record,) = (await inbox.claim_due(limit=9, now=1002.0)).records
+    assert await inbox.start("m1", now=1002.0)
+    assert (await inbox.claim(delivery("m1"))).admission is Admission.QUEUED
+    assert (await inbox.get("m1")).attempts == 1
+    await inbox.finish("m1", Retry(1003.0, "boom"), now=1002.0)
+    # It was not forgotten either.
+    assert (await inbox.claim(delivery("m1"))).admission is Admission.QUEUED
+    record = await inbox.get("m1")
+    assert (record.attempts, record.process_ends) == (2, 1)
+    await inbox.close()

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
 from ...errors import StoreUnavailableError
-from ..sql.dialect import SqlTransaction
+from ..sql.dialect import SqlTransaction, Version
 
 T = TypeVar("T")
 
@@ -31,6 +31,11 @@ class Engine(Protocol):
     stall_message: str
     #: Time that posted work, which no task awaits, waits for other work, in seconds.
     linger: float
+
+    @property
+    def version(self) -> Version | None:
+        """That of the store in the last transaction (``SqlTransaction.version``), if it has one."""
+        ...
 
     @property
     def lost(self) -> str | None:

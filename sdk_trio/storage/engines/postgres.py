@@ -299,6 +299,7 @@ class PostgresEngine:
     linger: float = 0.01
     #: A server becomes available again, so the store is never lost.
     lost: str | None = None
+    version: None = None
     stall_message: str = (
         "the database {place} has not answered for {seconds:.0f} s; it continues by itself when "
         "the server answers"

@@ -27,7 +27,7 @@ from ...base.file_locks import lock_holder
 from ...base.logs import get_logger
 from ...base.opener import open_file
 from ...errors import StoreLostError, StoreUnavailableError
-from ..sql.dialect import SqlTransaction
+from ..sql.dialect import SqlTransaction, Version
 from . import ReadAgainError
 from .files import (
     DAMAGE,
@@ -124,6 +124,8 @@ class SqliteEngine:
         self._frames_in_log = 0
         #: The size of the log, in bytes, above which it is copied after a commit.
         self.checkpoint_bytes: int = CHECKPOINT_BYTES
+        #: See :attr:`Engine.version`.
+        self.version: Version | None = None
         #: The numbers of connections that it has opened, and of transactions that it has begun.
         self.connections: int = 0
         self.transactions: int = 0
@@ -287,6 +289,7 @@ class SqliteEngine:
         connection.execute("BEGIN IMMEDIATE")
         transaction = cast("SqliteTransaction", self._transaction)
         transaction.begin()
+        self.version = transaction.version
         return transaction
 
     def _commit(self, connection: apsw.Connection) -> bool:

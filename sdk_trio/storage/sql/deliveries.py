@@ -751,18 +751,27 @@ def _add_attempt(
 
 _COUNT_ENDS = """
 UPDATE work SET attempts = attempts + :ends, process_ends = process_ends + :ends
-WHERE sequence = :sequence AND process_ends < :ends RETURNING sequence
+WHERE sequence = :sequence AND process_ends < :ends
+    AND (state <> 'running' OR lease_token = :token)
+RETURNING sequence
 """
 
 
 def count_ends(
-    tx: SqlTransaction, sequence: int, ends: int, begun: float, now: float, error: str
+    tx: SqlTransaction,
+    sequence: int,
+    token: int | None,
+    ends: int,
+    begun: float,
+    now: float,
+    error: str,
 ) -> int:
     """Count runs during which a process ended before the store knew of them; return how many.
 
-    They are counted once: a second call changes nothing.
+    They are counted once: a second call changes nothing. Nor are they counted while another run
+    than that of the lease ``token`` is in progress, whose number they would change.
     """
-    if tx.one(_COUNT_ENDS, sequence=sequence, ends=ends) is None:
+    if tx.one(_COUNT_ENDS, sequence=sequence, token=token, ends=ends) is None:
         return 0
     _add_attempt(tx, sequence, (ends, begun), max(begun, now), error)
     return ends

@@ -57,7 +57,8 @@ T = TypeVar("T")
 
 Row = tuple[Any, ...]
 
-#: The number of the writing connection, and how often it has seen others write.
+#: The number of the writing connection, and how often it has found other writes than those of its
+#: transactions.
 Version = tuple[int, int]
 
 #: The sizes of multi-row statements on SQLite, largest first: it compiles each of them once.
@@ -110,7 +111,8 @@ class SqlTransaction(Protocol):
 
     @property
     def version(self) -> Version | None:
-        """It changes when another process writes; None: the engine does not know that."""
+        """It changes when another connection has written, or this one outside of a transaction;
+        None: the engine does not know that."""
         ...
 
     def all(self, statement: str, /, **values: Any) -> list[Row]:
