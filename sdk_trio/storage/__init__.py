@@ -12,8 +12,8 @@ To read this package, follow one delivery:
 5. ``sql/leases.py``: which process runs a delivery; ``sql/policies.py``: limits of handlers.
 6. ``unawaited.py``, ``known_keys.py``, ``claims_file.py``: how SQLite saves a commit for most
    deliveries; ``effects.py``; ``sqlite_inbox.py`` and ``postgres_inbox.py`` add what differs.
-7. ``engines/``: connections, failures of disks and servers. ``memory/``: a store without SQL.
-   ``engines/postgres_days.py``: history by days on PostgreSQL.
+7. ``sql/reads.py``: listings and counts. ``engines/``: connections, failures of disks and servers;
+   ``engines/postgres_days.py``: history by days on PostgreSQL. ``memory/``: deliveries without SQL.
 
 Other data: ``sql/tenants.py``, ``sql/notifications.py``, ``sql/alerts.py``, ``subjects.py`` (the
 newest state of a subject), ``data_directory.py`` (its lock).

@@ -15,9 +15,9 @@ The protocol of the event loop and the commit thread:
 4. The event loop takes the batch from ``_committed``, and wakes its callers.
 
 A unit that was handed over is always finished, and no caller takes it back. A cancelled caller
-waits for it for :data:`STALL_SECONDS`, any other caller for :data:`ANSWER_SECONDS`. A caller that
-stops waiting does not know the outcome. The store is *stalled* from then on, and further callers
-are refused at once, until it answers.
+waits for it for :data:`STALL_SECONDS`, any other caller for :data:`ANSWER_SECONDS`, or without a
+limit if it is ``patient``. A caller that stops waiting does not know the outcome. The store is
+*stalled* from then on, and further callers are refused at once, until it answers.
 """
 
 import math

@@ -81,7 +81,7 @@ class Side(Protocol):
 
     @property
     def state(self) -> StoreState:
-        """The version of the schema."""
+        """The state of the store."""
 
     def set_version(self, version: int) -> None:
         """Write the version of the schema."""

@@ -106,7 +106,7 @@ class Inbox(Protocol):
         is ``DONE``: only :meth:`replay` runs it again. With ``leased`` the caller runs a new
         delivery itself, unless it is ordered; otherwise the next ``claim_due`` claims it. Any other
         answer changes nothing: ``DONE``, ``QUEUED``, or ``RUNNING`` (inline, under the live lease
-        of another owner).
+        of another owner). The end of a process during a run is counted by any answer.
         """
         ...
 
@@ -127,7 +127,8 @@ class Inbox(Protocol):
         None changes nothing: call :meth:`claim`. Otherwise it is ``running`` and ours for every
         later call of this inbox, and :meth:`finish` ends it. This method returns at once and raises
         nothing; if the store fails, ``finish`` raises. A run in which the process ends is counted,
-        from its first moment on (docs/adr/0047-unawaited-claims.md).
+        from its first moment on, by the next ``claim`` or ``accept`` of its key
+        (docs/adr/0047-unawaited-claims.md).
         """
         ...
 
@@ -262,8 +263,8 @@ class Inbox(Protocol):
 
         They are the deliveries of :meth:`claim_due` that ran when a process ended, and those that
         :meth:`take_over` has left to this owner. An owner calls this when it starts: deliveries
-        that it has leased already are included. ``limits`` are
-        obeyed as by :meth:`claim_due`. The result has no next time, and ``more`` is false.
+        that it has leased already are included. ``limits`` are obeyed as by :meth:`claim_due`. The
+        result has no next time, and ``more`` is false.
         """
         ...
 
@@ -311,9 +312,9 @@ class Inbox(Protocol):
     async def renew(self, leases: Collection[Lease], *, now: float) -> Renewed:
         """Extend ``leases``, and give up all other leases of this owner.
 
-        Calls of ``accept`` and ``claim`` in progress keep theirs; no call of ``claim_due`` or
-        ``claim_suspects`` may be in progress. An inbox writes in the order of its calls, so
-        abandoned calls are done by then. A delivery that is given up
+        Calls of ``accept`` and ``claim`` in progress keep theirs, and so do ends that are not
+        awaited; no call of ``claim_due`` or ``claim_suspects`` may be in progress. An inbox writes
+        in the order of its calls, so abandoned calls are done by then. A delivery that is given up
         is in the state after ``Released``: due for every owner, or, if it was inline, waiting for
         the sender's redelivery.
         """
@@ -423,7 +424,7 @@ class Inbox(Protocol):
     async def changed_elsewhere(self) -> bool:
         """Return whether another process, or another inbox of this one, has changed the store.
 
-        Only changes since the last call count.
+        Only changes since the last call count. On PostgreSQL also whether a lease has expired.
         """
         ...
 

@@ -146,7 +146,7 @@ async def test_keys_that_need_a_restart_are_named_and_the_others_apply(manager):
         assert reloaded["changed"] == (applied if count == 1 else [])
     sender = Senders(await manager.url())
     assert [await sender._attempt(name) for name in "ab"] == [200, 429]
-    await manager.wait_for("webhook.received")  # of level Debug
+    await manager.wait_for("webhook.received")  # of level Info
     assert await manager.stop(daemon) == 0
 
 

@@ -214,8 +214,8 @@ class Redial:
     """The pause between attempts to reach an unavailable server: it doubles, up to 5 s.
 
     Args:
-        outage: that of the store, which has several of these; the one that was refused first logs
-            its end. A server may accept connections that read, and none that write.
+        outage: of the store. Connections that read and the one that writes have a pause of their
+            own each, as a server may accept only one kind; the first that failed logs the end.
     """
 
     def __init__(self, outage: Outage) -> None:

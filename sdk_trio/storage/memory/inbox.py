@@ -1,8 +1,8 @@
 """The inbox in this process's memory.
 
 Nothing survives the process, and the size is bounded. A done delivery loses its body at once and
-shrinks to its id later, see :class:`Deliveries`. When unfinished deliveries take too much, the
-oldest dead, parked and failed inline ones are dropped, and then new ones are refused. The first
+shrinks to its id later, see :class:`Deliveries`. When deliveries that are not done take too much,
+the oldest dead, parked and failed inline ones are dropped, and then new ones are refused. The first
 time, a warning is logged.
 
 Cancellation: a method is one checkpoint, *before* it reads or changes anything, so a cancelled call

@@ -209,8 +209,8 @@ def of_id(tx: SqlTransaction, webhook_id: str) -> list[int]:
     return [sequence for (sequence,) in rows]
 
 
-# One more than the highest ever, even if that was removed: a listing continues after a sequence,
-# and would miss a delivery that got the same sequence again.
+# Even if that delivery was removed: a listing continues after a sequence, and would miss a delivery
+# that got the same sequence again.
 #: SQL of the highest sequence that was ever given, on SQLite.
 HIGHEST = """
 max(coalesce((SELECT max(sequence) FROM arrival), 0),

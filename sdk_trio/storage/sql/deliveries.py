@@ -78,8 +78,8 @@ from .schema import NO_LEASE, types_of, unfinished
 class Arriving(msgspec.Struct, frozen=True, gc=False):
     """A delivery to be kept; ``token`` is that of its lease, None if it is not leased.
 
-    ``new_in`` is the version of the store in which surely no row has its key, by which the key is
-    not looked up; None: it may be known.
+    ``new_in``: in this version of the store surely no row has its key, so that the key need not be
+    looked up; None: it may be known.
     """
 
     delivery: NewDelivery
@@ -87,7 +87,8 @@ class Arriving(msgspec.Struct, frozen=True, gc=False):
     new_in: Version | None = None
 
 
-#: The answer, and the sequence for the lease of a delivery that may run; None: it may not.
+#: The answer, and the sequence of a delivery that was stored or put back; with the caller's token,
+#: that is its lease. None: the caller may not run it.
 Answer = tuple[Admitted, int | None]
 
 #: The answer for a new key.
@@ -617,7 +618,10 @@ def record_run(
     outcome: Outcome,
     now: float,
 ) -> bool:
-    """Record the claim and the outcome of an inline run in one transaction; False: no change."""
+    """Record the claim and the outcome of an inline run in one transaction.
+
+    False: the outcome was not recorded, because the key is known. A parked delivery was put back.
+    """
     ((admitted, sequence),) = claim_all(tx, terms, [Arriving(delivery, token)])
     if admitted.admission is Admission.NEW and sequence is not None:
         return finish(tx, Lease(delivery.key, token, sequence), outcome, now)
@@ -815,7 +819,7 @@ _ADD_REPEATED = Insert("work", types_of("work", *_REPEATED))
 
 
 def replay(tx: SqlTransaction, keys: Sequence[str]) -> list[str]:
-    """Put dead, parked and waiting deliveries back; return their keys, each once."""
+    """Put dead, parked and retrying deliveries back; return their keys, each once."""
     keys = storable([*dict.fromkeys(keys)])
     sequences = arrivals.find(tx, keys)
     found = {sequence for (sequence,) in tx.all(_REPLAY, sequences=list(sequences.values()))}
