@@ -187,6 +187,8 @@ class PostgresPlace:
         with self.transaction() as side:
             side.state.require_current_or_moved()
             side.lock()
+            # Checked again behind the lock: a move to this place may have begun meanwhile.
+            side.state.require_current_or_moved()
             yield side
             side.require_alone()
 
