@@ -515,7 +515,9 @@ def with_another_version(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
     def go_on() -> None:
         later = ("ALTER TABLE arrival ADD COLUMN another integer",)
-        monkeypatch.setattr("sdk_trio.storage.postgres_inbox.LATER_POSTGRESQL", (later,))
+        monkeypatch.setattr(
+            "sdk_trio.storage.engines.postgres_migration.LATER_POSTGRESQL", (later,)
+        )
 
     return go_on
 

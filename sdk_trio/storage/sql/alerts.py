@@ -104,8 +104,11 @@ def _message_of(row: Row) -> AlertMessage:
 class AlertStore(SqlPart):
     """Alerts and the messages about them; one row for each condition."""
 
-    load = on_reader(load)
-    count_dead_letters = on_reader(count_dead_letters)
+    load: Final = on_reader(load)
+
+    async def count_dead_letters(self, *, since: float) -> int:
+        """See :func:`count_dead_letters`."""
+        return await self._read(lambda tx: count_dead_letters(tx, since=since))
 
     async def save(
         self,

@@ -5,7 +5,7 @@ has ``next_attempt_at``.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from ...records.notifications import (
     CUT_OFF,
@@ -459,17 +459,17 @@ class NotificationStore(SqlPart):
     is sent again if it is repeatable, and is ``unknown`` otherwise, so an old claim guards nothing.
     """
 
-    create_messages = committed(create_messages)
-    switch_off = committed(switch_off)
-    poll = on_reader(poll)
-    claim_due = committed_by_owner(claim_due)
-    start = committed_by_owner(start)
-    finish = committed_by_owner(finish)
-    release = committed_by_owner(release)
-    recover = committed_by_owner(recover)
-    get = on_reader(get)
-    find = on_reader(find)
-    counts = on_reader(counts)
+    create_messages: Final = committed(create_messages)
+    switch_off: Final = committed(switch_off)
+    poll: Final = on_reader(poll)
+    claim_due: Final = committed_by_owner(claim_due)
+    start: Final = committed_by_owner(start)
+    finish: Final = committed_by_owner(finish)
+    release: Final = committed_by_owner(release)
+    recover: Final = committed_by_owner(recover)
+    get: Final = on_reader(get)
+    find: Final = on_reader(find)
+    counts: Final = on_reader(counts)
 
     async def renew(self, ids: Collection[NotificationId], *, now: float) -> Recovered:
         terms, held = self._terms, tuple(ids)

@@ -10,7 +10,7 @@ committed after one with a higher number, and readers wait for it (:func:`settle
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import attrs
 import msgspec
@@ -366,15 +366,15 @@ def transition_of(row: tuple[Any, ...]) -> OutboxRecord:
 class TenantStore(SqlPart):
     """The tenants of a store, with their audit trail and their outbox."""
 
-    add = committed(add)
-    note = committed(note)
-    purge = committed(purge)
-    holders = on_reader(holders)
-    page = on_reader(page)
-    counts = on_reader(counts)
-    audit = on_reader(audit_rows)
-    outbox = on_reader(transitions)
-    revision = on_reader(revision)
+    add: Final = committed(add)
+    note: Final = committed(note)
+    purge: Final = committed(purge)
+    holders: Final = on_reader(holders)
+    page: Final = on_reader(page)
+    counts: Final = on_reader(counts)
+    audit: Final = on_reader(audit_rows)
+    outbox: Final = on_reader(transitions)
+    revision: Final = on_reader(revision)
 
     async def change(
         self,
@@ -519,11 +519,22 @@ class UpgradeStore(SqlPart):
     machine, the caller holds a lock.
     """
 
-    marker = on_reader(_marker)
-    save = committed(_save)
-    count_unassigned = on_reader(_count_unassigned)
-    bodies = on_reader(_bodies)
-    assign_batch = committed(_assign)
+    marker: Final = on_reader(_marker)
+    save: Final = committed(_save)
+
+    async def count_unassigned(self) -> int:
+        """See :func:`_count_unassigned`."""
+        return await self._read(_count_unassigned)
+
+    async def bodies(
+        self, tenant_id: str | None, *, after: int, limit: int
+    ) -> Sequence[StoredBody]:
+        """See :func:`_bodies`."""
+        return await self._read(lambda tx: _bodies(tx, tenant_id, after=after, limit=limit))
+
+    async def assign_batch(self, marker: UpgradeMarker, *, limit: int) -> Assigned:
+        """See :func:`_assign`."""
+        return await self._commits.submit(lambda tx: _assign(tx, marker, limit=limit))
 
     async def lead(self, *, seconds: float) -> int | None:
         """Take or renew the lease of the host that upgrades; otherwise as :meth:`Inbox.lead`."""
