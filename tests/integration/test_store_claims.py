@@ -180,8 +180,11 @@ async def test_writes_that_a_transaction_has_seen_are_read_before_a_key_counts_a
 
 async def test_keys_are_surely_new_again_after_the_store_was_rewritten(inbox):
     await learned(inbox)
+    await inbox.write_checkpoint("storage.wiped", None)
+    before = inbox._commits.version
     assert await inbox.wipe()
     await inbox.accept(delivery("next"), leased=False)
+    assert inbox._commits.version != before
     version = inbox._commits.version
     await learned(inbox)
     # The rewrite counts as a write of others: the rows are read once, then nothing is looked up.
