@@ -27,13 +27,14 @@ from sdk_trio.records.tenants import (
 )
 from sdk_trio.storage import sql
 from sdk_trio.storage.admission import LeaseTerms
+from sdk_trio.storage.data_directory import DATABASE_NAME
 from sdk_trio.storage.engines.sqlite_connection import SqliteTransaction, connect_writer
 from sdk_trio.storage.sql import deliveries
 from sdk_trio.storage.sql.deliveries import Arriving, RunEnd
 from sdk_trio.storage.sql.dialect import SqlTransaction
 from sdk_trio.storage.sql.leases import new_token
-from sdk_trio.storage.sql.schema import DATABASE_NAME, prepare_sqlite
 from sdk_trio.storage.sql.tenants import add
+from sdk_trio.storage.sql.versions import prepare_sqlite
 
 _CHUNK = 2_000
 #: An upper limit for one stored event on the disk, in bytes, with its log and a copy of the file.

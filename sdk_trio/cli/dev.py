@@ -39,7 +39,7 @@ if not describing():
     from ..events import Event
     from ..runtime import Runtime, Started
     from ..runtime.presence import DEV_SECRET
-    from ..storage.sql.schema import DATABASE_NAME
+    from ..storage.data_directory import DATABASE_NAME
     from ..webhooks import HandlerRegistry
     from ..webhooks.signed_request import own_url
     from ..webhooks.simulator import PREFIX

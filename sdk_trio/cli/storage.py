@@ -22,10 +22,9 @@ if not describing():
     from ..config import Settings, StorageBackend
     from ..storage import backup
     from ..storage.copying import SqlitePlace
-    from ..storage.data_directory import lock_data_directory
+    from ..storage.data_directory import DATABASE_NAME, lock_data_directory
     from ..storage.examine import CheckResult, StoreStatus, check_file, status_of_file
     from ..storage.open import postgres_address
-    from ..storage.sql.schema import DATABASE_NAME
     from .settings import load
     from .store import why_unreachable
     from .terminal import ByteProgress, print_json, print_rows, say, size_text

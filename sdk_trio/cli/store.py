@@ -16,8 +16,8 @@ from ..config import Settings, StorageBackend
 from ..config.options.sources import SourceOptions
 from ..errors import StoreUnavailableError, TenantsDisabledError
 from ..storage import open as storage
+from ..storage.data_directory import DATABASE_NAME
 from ..storage.ports import Inbox, Store
-from ..storage.sql.schema import DATABASE_NAME
 from ..tenants.identity import is_tenant_id
 from ..tenants.service import TenantService
 from .parse import UsageError

@@ -4,7 +4,7 @@ To read this package, follow one delivery:
 
 1. ``ports.py``: the contract of every store; ``open.py``: the uses that a store is opened for.
 2. ``sql/dialect.py``: the SQL of all statements, and the methods made of functions of a
-   transaction; ``sql/schema.py``: the tables.
+   transaction; ``sql/schema.py``: the tables; ``sql/versions.py``: which store is found.
 3. ``admission.py``: the answer to a duplicate; ``sql/arrivals.py``: how a key is found;
    ``sql/deliveries.py``: the life of a delivery.
 4. ``commit.py``: the thread that commits the work of all tasks; ``readers.py``: queries;

@@ -38,11 +38,12 @@ from .copying import (
     put_in_place,
     remove_file,
 )
+from .data_directory import DATABASE_NAME
 from .open import LEASE_SECONDS
 from .sql import leases
 from .sql.dialect import SqlTransaction
 from .sql.reads import other_tables
-from .sql.schema import DATABASE_NAME, VERSION
+from .sql.schema import VERSION
 
 #: The layout of the archive.
 FORMAT = 1

@@ -27,18 +27,8 @@ from .engines.sqlite_connection import (
 )
 from .sql import arrivals, tenants
 from .sql.dialect import SERVER_TIME, Row, SqlTransaction
-from .sql.schema import (
-    DAY_BITS,
-    FILLING,
-    MARK_AS_WIPED,
-    MOVED,
-    TABLES,
-    VERSION,
-    StoreState,
-    Table,
-    prepare_sqlite,
-    state_of_file,
-)
+from .sql.schema import DAY_BITS, MARK_AS_WIPED, TABLES, VERSION, Table
+from .sql.versions import FILLING, MOVED, StoreState, prepare_sqlite, state_of_file
 
 #: Rows between two calls of the report.
 REPORT_ROWS = 1_000
@@ -430,12 +420,12 @@ def may_fill(state: StoreState, filled: str | None, remedy: str) -> bool:
         return True
     if state.version == MOVED:
         raise TransferError(
-            f"{state.place} holds a store that was moved to {state.other_engine}: {remedy}"
+            f"{state.name} holds a store that was moved to {state.other_engine}: {remedy}"
         )
     if state.known_version() is not None:
         state.require_current()
     if filled is not None:
-        raise TransferError(f"{state.place} is not empty (it has rows in {filled}): {remedy}")
+        raise TransferError(f"{state.name} is not empty (it has rows in {filled}): {remedy}")
     return False
 
 

@@ -25,9 +25,11 @@ from ..base.logs import get_logger
 from ..base.opener import open_file
 from ..base.private_files import create_data_directory, read_private, visibility, write_private
 from ..errors import StoreLockedError, StoreUnavailableError
-from .sql.schema import DATABASE_NAME
 
 _log = get_logger("storage")
+
+#: Name of the database.
+DATABASE_NAME = "inbox.db"
 
 #: Name of the lock file; its content is irrelevant.
 LOCK_NAME = "runtime.lock"

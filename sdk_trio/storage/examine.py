@@ -20,14 +20,8 @@ from .sql.arrivals import HIGHEST, INDEXED, SEGMENT_BITS
 from .sql.deliveries import lane_of
 from .sql.dialect import SqlTransaction
 from .sql.reads import TABLES_ON_SQLITE, counts, expired_leases
-from .sql.schema import (
-    VERSION,
-    StoreState,
-    in_set_aside,
-    pending_statements,
-    state_of_file,
-    unfinished,
-)
+from .sql.schema import VERSION, in_set_aside, pending_statements, unfinished
+from .sql.versions import StoreState, state_of_file
 
 #: Instructions of SQLite's virtual machine between two reads of the clock.
 _STEPS = 20_000

@@ -13,7 +13,8 @@ from .engines.postgres_failover import TIMELINE, Timeline
 from .engines.postgres_migration import read_state, state_of_schema
 from .examine import CheckResult, Contents, StoreStatus, check_rules, contents_of
 from .sql.reads import clock_offset, read_checkpoint
-from .sql.schema import VERSION, StoreState, pending_statements
+from .sql.schema import VERSION, pending_statements
+from .sql.versions import StoreState
 
 _SERVER = """
 SELECT current_setting('server_version'), current_setting('fsync') = 'on',

@@ -114,8 +114,8 @@ async def _open(settings: "Settings", owner: str, lease_seconds: float, use: Sto
     if backend == "Sqlite":
         from ..base.private_files import create_data_directory
         from .claims_file import CLAIMS_NAME
+        from .data_directory import DATABASE_NAME
         from .engines.sqlite import WRITE_LOCK_NAME
-        from .sql.schema import DATABASE_NAME
         from .sqlite_inbox import SqliteInbox
 
         directory = create_data_directory(settings.storage.path)

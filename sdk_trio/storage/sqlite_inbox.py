@@ -58,7 +58,8 @@ from .readers import ReaderPool
 from .sql import arrivals, deliveries, reads
 from .sql.deliveries import Answer, Arriving, RunEnd, new_token
 from .sql.dialect import SqlTransaction, Version
-from .sql.schema import WIPED, prepare_sqlite
+from .sql.schema import WIPED
+from .sql.versions import prepare_sqlite
 from .unawaited import UnawaitedClaims, UnawaitedLease
 
 T = TypeVar("T")

@@ -38,7 +38,8 @@ from .engines.postgres_connection import StoreConnection
 from .engines.postgres_migration import migrate_postgres, state_of_schema
 from .sql.dialect import Row, SqlTransaction
 from .sql.reads import other_tables
-from .sql.schema import FILLING, MOVED, TABLES, VERSION, StoreState, Table, make_day
+from .sql.schema import TABLES, VERSION, Table, make_day
+from .sql.versions import FILLING, MOVED, StoreState
 
 #: Time for which the server may still list connections of a program that has ended, in seconds.
 ENDING_SECONDS = 1.0

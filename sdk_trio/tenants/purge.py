@@ -27,8 +27,8 @@ from ..base.opener import open_file
 from ..config import Settings
 from ..errors import IllegalTransitionError, StoreUnavailableError, UnknownTenantError
 from ..records.tenants import AuditAction, AuditRecord, Tenant, TenantStatus
+from ..storage.data_directory import DATABASE_NAME
 from ..storage.ports import Store
-from ..storage.sql.schema import DATABASE_NAME
 from . import upgrade
 from .database_copy import remove_database
 from .databases import SIDE_FILES, TenantDatabases, database_path, databases_directory

@@ -40,7 +40,7 @@ from sdk_trio.storage.admission import LeaseTerms
 from sdk_trio.storage.copying import TransferError
 from sdk_trio.storage.data_directory import lock_data_directory
 from sdk_trio.storage.open import LEASE_SECONDS
-from sdk_trio.storage.sql.schema import prepare_sqlite
+from sdk_trio.storage.sql.versions import prepare_sqlite
 
 ON_POSTGRES = ("--set", "Sdk:Storage:Backend=Postgres")
 ENGINES = ("sqlite", "postgres")

@@ -22,7 +22,8 @@ from sdk_trio.storage.engines.files import StoreFile
 from sdk_trio.storage.inbox import PURGE_CHUNK
 from sdk_trio.storage.sql import deliveries
 from sdk_trio.storage.sql.dialect import SqlTransaction
-from sdk_trio.storage.sql.schema import APPLICATION_ID, VERSION
+from sdk_trio.storage.sql.schema import VERSION
+from sdk_trio.storage.sql.versions import APPLICATION_ID
 from sdk_trio.storage.sqlite_inbox import SqliteInbox
 
 FILLING = LeaseTerms(owner="o", lease_seconds=9.0, dedup_seconds=9.0, payload_seconds=9.0)

@@ -31,7 +31,7 @@ from sdk_trio.storage.data_directory import lock_data_directory
 from sdk_trio.storage.engines import sqlite_connection as connect
 from sdk_trio.storage.engines.sqlite_connection import connect_writer
 from sdk_trio.storage.open import open_inbox
-from sdk_trio.storage.sql.schema import prepare_sqlite
+from sdk_trio.storage.sql.versions import prepare_sqlite
 from sdk_trio.storage.sqlite_inbox import SqliteInbox
 
 TERMS = {"lease_seconds": 10, "dedup_seconds": 100, "payload_seconds": 40}

@@ -9,14 +9,8 @@ from hypothesis import strategies as st
 
 from sdk_trio.errors import StoreVersionError
 from sdk_trio.storage.sql.dialect import Dialect, Insert
-from sdk_trio.storage.sql.schema import (
-    APPLICATION_ID,
-    OWN_TABLES,
-    TABLES,
-    VERSION,
-    prepare_sqlite,
-    statements,
-)
+from sdk_trio.storage.sql.schema import OWN_TABLES, TABLES, VERSION, statements
+from sdk_trio.storage.sql.versions import APPLICATION_ID, prepare_sqlite
 
 SQLITE, POSTGRESQL = Dialect("sqlite"), Dialect("postgresql", server_clock=True)
 
@@ -72,6 +66,11 @@ def test_a_newer_version_is_refused_with_what_to_do() -> None:
 def test_a_file_that_was_moved_to_postgresql_is_refused_with_what_to_do() -> None:
     with pytest.raises(StoreVersionError, match=r"was moved to PostgreSQL.*Sdk:Storage:Backend"):
         prepared(APPLICATION_ID, -1)
+
+
+def test_only_the_mark_of_a_move_means_that_a_file_was_moved() -> None:
+    with pytest.raises(StoreVersionError, match=r"has version -3, and is not a store of this pro"):
+        prepared(APPLICATION_ID, -3)
 
 
 def test_both_engines_get_the_same_columns() -> None:

@@ -24,9 +24,10 @@ from ...records.deliveries import DeliveryState
 from ...records.notifications import NotificationState
 from ...records.policies import name_of_glob, resume_options
 from ...records.tenants import Tenant, TenantStatus
+from ...storage.data_directory import DATABASE_NAME
 from ...storage.examine import Contents, Examination, examine
 from ...storage.open import open_store, postgres_address
-from ...storage.sql.schema import DATABASE_NAME, VERSION
+from ...storage.sql.schema import VERSION
 from ...tenants.credentials import CredentialReader
 from ..pauses import pauses_in
 from ..receiver import NoReceiverError, find

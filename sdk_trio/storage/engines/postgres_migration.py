@@ -8,7 +8,8 @@ from psycopg import sql
 from ...base import clock
 from ...base.logs import get_logger
 from ...errors import StoreUnavailableError
-from ..sql.schema import LATER_POSTGRESQL, StoreState, statements
+from ..sql.schema import LATER_POSTGRESQL, statements
+from ..sql.versions import StoreState
 from .postgres import POSTGRESQL
 from .postgres_address import PostgresAddress
 from .postgres_connection import StoreConnection
@@ -119,7 +120,7 @@ def state_of_schema(address: PostgresAddress, connection: StoreConnection) -> St
         StoreUnavailableError: the user may not use the schema.
         psycopg.Error: the server failed.
     """
-    place = f"the schema {address.schema} of the database {address.place}"
+    name = f"the schema {address.schema} of the database {address.place}"
     names = (address.schema, address.schema)
     found = connection.execute(_SCHEMA_STATE, names).fetchone() or (0, True, False)
     tables, usable, has_version = found
@@ -131,12 +132,9 @@ def state_of_schema(address: PostgresAddress, connection: StoreConnection) -> St
         )
     if has_version:
         (version,) = connection.execute("SELECT version FROM store").fetchone() or (0,)
-        return StoreState(place, "PostgreSQL", int(version))
-    foreign = (
-        "holds tables of another program",
-        "name a schema of its own in Sdk:Storage:PostgresSchema",
-    )
-    return StoreState(place, "PostgreSQL", None, foreign if tables else None)
+        return StoreState(name, "PostgreSQL", int(version))
+    foreign = "holds tables of another program" if tables else None
+    return StoreState(name, "PostgreSQL", None, foreign)
 
 
 def read_state(address: PostgresAddress, connection: StoreConnection) -> StoreState:
