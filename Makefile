@@ -150,16 +150,26 @@ $(VENV)/.installed: $(VENV)/bin/python pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable .
 	touch $@
 
-# Dependency groups need pip 25.1; the pip that comes with a Python may be older.
-$(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml
-	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --editable ".[ed25519,testing,http3,replication,otel]" --group dev
+# Install with uv, in a sixth of pip's processor time: $(1) is the environment, $(2) are arguments.
+# uv does not read pip's configuration. Where it is missing or finds no registry, pip installs;
+# dependency groups need pip 25.1.
+define install
+	$(BIN)/uv pip install --quiet --system-certs --python $(1)/bin/python $(2) || { \
+		$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1" && \
+		$(BIN)/python -m pip --python $(1)/bin/python install --quiet $(2); }
+endef
+
+$(BIN)/uv: $(VENV)/bin/python
+	-$(BIN)/python -m pip install --quiet uv
+
+DEVELOPMENT := --editable ".[ed25519,testing,http3,replication,otel]" --group dev
+$(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml | $(BIN)/uv
+	$(call install,$(VENV),$(DEVELOPMENT))
 	touch $@ $(VENV)/.installed
 
-tests/emulators/.installed: tests/emulators/package.json console/package-lock.json pyproject.toml
-	$(PYTHON) -m venv tests/emulators/.venv
-	tests/emulators/.venv/bin/python -m pip install --quiet --upgrade "pip>=25.1"
-	tests/emulators/.venv/bin/python -m pip install --quiet --group emulators
+tests/emulators/.installed: tests/emulators/package.json console/package-lock.json pyproject.toml | $(BIN)/uv
+	$(PYTHON) -m venv --without-pip tests/emulators/.venv
+	$(call install,tests/emulators/.venv,--group emulators)
 	npm install --prefix tests/emulators --no-package-lock --no-audit --no-fund --loglevel=error
 	npm ci --prefix console --no-audit --no-fund --loglevel=error
 	touch $@
