@@ -29,10 +29,11 @@ from sdk_trio.storage import sql
 from sdk_trio.storage.admission import LeaseTerms
 from sdk_trio.storage.data_directory import DATABASE_NAME
 from sdk_trio.storage.engines.sqlite_connection import SqliteTransaction, connect_writer
-from sdk_trio.storage.sql import deliveries
-from sdk_trio.storage.sql.deliveries import Arriving, RunEnd
+from sdk_trio.storage.sql import admission, runs
+from sdk_trio.storage.sql.admission import Arriving
 from sdk_trio.storage.sql.dialect import SqlTransaction
 from sdk_trio.storage.sql.leases import new_token
+from sdk_trio.storage.sql.runs import RunEnd
 from sdk_trio.storage.sql.tenants import add
 from sdk_trio.storage.sql.versions import prepare_sqlite
 
@@ -91,23 +92,23 @@ def waiting_store(directory: Path, count: int) -> Path:
 
 
 def _insert_waiting(tx: SqlTransaction, delivery: NewDelivery, _: int) -> None:
-    deliveries.accept_all(tx, _TERMS, [Arriving(delivery, None, tx.version)])
+    admission.accept_all(tx, _TERMS, [Arriving(delivery, None, tx.version)])
 
 
 def _insert_done(tx: SqlTransaction, delivery: NewDelivery, _: int) -> None:
     now, token = delivery.received_at, new_token()
     arriving = [Arriving(delivery, token, tx.version)]
-    ((_, sequence),) = deliveries.accept_all(tx, _TERMS, arriving)
+    ((_, sequence),) = admission.accept_all(tx, _TERMS, arriving)
     assert sequence is not None
-    deliveries.end_all(tx, [RunEnd(sequence, token, now, begun=now)])
+    runs.end_all(tx, [RunEnd(sequence, token, now, begun=now)])
 
 
 def _insert_finished(tx: SqlTransaction, delivery: NewDelivery, number: int) -> None:
     if number % (10 * _OTHERS) == 0:
-        deliveries.park(tx, _TERMS, delivery, None)
+        admission.park(tx, _TERMS, delivery, None)
     elif number % (10 * _OTHERS) == 1:
         failed = Dead("a benchmark's failure")
-        deliveries.record_run(tx, _TERMS, delivery, new_token(), failed, delivery.received_at)
+        runs.record_run(tx, _TERMS, delivery, new_token(), failed, delivery.received_at)
     else:
         _insert_done(tx, delivery, number)
 

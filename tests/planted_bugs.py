@@ -38,9 +38,9 @@ from sdk_trio.records.deliveries import (
     NewDelivery,
     Retry,
 )
-from sdk_trio.storage import admission, commit, inbox, known_keys
+from sdk_trio.storage import commit, inbox, known_keys
 from sdk_trio.storage.engines import sqlite as engine
-from sdk_trio.storage.sql import deliveries, leases, policies
+from sdk_trio.storage.sql import admission, arrivals, leases, policies, runs
 from sdk_trio.storage.sqlite_inbox import SqliteInbox
 from sdk_trio.storage.unawaited import UnawaitedClaims
 from sdk_trio.tenants.service import TenantCache, TenantService
@@ -258,19 +258,19 @@ def fence_missing() -> Any:
     names = ("_FAIL", "_RELEASE_RUN", "_POSTPONE", "_PARK", "_RUN_OF")
     return _several(
         patch.object(
-            deliveries,
+            runs,
             "_TAKE_OUT",
             _changed(
-                deliveries._TAKE_OUT,
+                runs._TAKE_OUT,
                 "lease_token IN ints(:tokens)",
                 "(lease_token IN ints(:tokens) OR 1 = 1)",
             ),
         ),
         *(
             patch.object(
-                deliveries,
+                runs,
                 name,
-                _changed(getattr(deliveries, name), "lease_token = :token", unfenced),
+                _changed(getattr(runs, name), "lease_token = :token", unfenced),
             )
             for name in names
         ),
@@ -281,7 +281,7 @@ def deduplication_forgets() -> Any:
     """Finished ids are forgotten after a second."""
     standing = admission.existing_state
     return patch.object(
-        deliveries, "existing_state", lambda known, now, dedup_seconds: standing(
+        admission, "existing_state", lambda known, now, dedup_seconds: standing(
             known, now=now, dedup_seconds=1.0
         )
     )  # fmt: skip
@@ -289,13 +289,13 @@ def deduplication_forgets() -> Any:
 
 def deduplication_lost_at_restart() -> Any:
     """A restarted process knows only the ids that it has seen itself."""
-    add = deliveries.arrivals.add
+    add = arrivals.add
 
     def added(tx: Any, new: Any, *rest: Any, **named: Any) -> Any:
         for delivery in new:
-            sequence = deliveries.arrivals.find_one(tx, delivery.key)
+            sequence = arrivals.find_one(tx, delivery.key)
             if sequence is not None and tx.number not in _seen(tx, delivery.key):
-                deliveries.arrivals.remove(tx, [sequence])
+                arrivals.remove(tx, [sequence])
             _seen(tx, delivery.key).add(tx.number)
         return add(tx, new, *rest, **named)
 
@@ -304,7 +304,7 @@ def deduplication_lost_at_restart() -> Any:
     def _seen(tx: Any, key: str) -> set[Any]:
         return seen.setdefault(f"{id(tx.connection)} {key}", set())
 
-    return patch.object(deliveries.arrivals, "add", added)
+    return patch.object(arrivals, "add", added)
 
 
 def lanes_ignored() -> Any:
@@ -319,7 +319,7 @@ def lanes_ignored() -> Any:
 
 def ordered_run_from_memory() -> Any:
     """An ordered event runs at once, concurrently with earlier ones of its subject."""
-    new = deliveries.NewDelivery
+    new = admission.NewDelivery
 
     def unordered(delivery: Any) -> Any:
         return new(**{**_fields(delivery), "ordered": False})
@@ -505,23 +505,23 @@ def claim_believed_before_commit() -> Any:
 
 def lanes_shared_by_tenants() -> Any:
     """Ordered events of different tenants with the same subject wait for each other."""
-    lane_of = deliveries.lane_of
+    lane_of = admission.lane_of
     return patch.object(
-        deliveries, "lane_of", lambda ordered, _tenant, subject: lane_of(ordered, None, subject)
+        admission, "lane_of", lambda ordered, _tenant, subject: lane_of(ordered, None, subject)
     )
 
 
 def parked_event_leased() -> Any:
     """A parked event that arrives again is put back for workers, and runs inline as well."""
-    admit = deliveries._admit_known
+    admit = admission._admit_known
 
     def leased(tx: Any, terms: Any, arriving: Any, *rest: Any) -> Any:
         admitted, sequence = admit(tx, terms, arriving, *rest)
         if admitted.admission is Admission.QUEUED:
-            sequence = deliveries.arrivals.find_one(tx, arriving.delivery.key)
+            sequence = arrivals.find_one(tx, arriving.delivery.key)
         return admitted, sequence
 
-    return patch.object(deliveries, "_admit_known", leased)
+    return patch.object(admission, "_admit_known", leased)
 
 
 def suspension_ignored() -> Any:

@@ -6,7 +6,7 @@ To read this package, follow one delivery:
 2. ``sql/dialect.py``: the SQL of all statements, and the methods made of functions of a
    transaction; ``sql/schema.py``: the tables; ``sql/versions.py``: which store is found.
 3. ``admission.py``: the answer to a duplicate; ``sql/arrivals.py``: how a key is found;
-   ``sql/deliveries.py``: the life of a delivery.
+   ``sql/admission.py``: the states of a delivery, and how it enters them; ``sql/runs.py``.
 4. ``commit.py``: the thread that commits the work of all tasks; ``readers.py``: queries;
    ``inbox.py``: the methods that SQLite and PostgreSQL share.
 5. ``sql/leases.py``: which process runs a delivery; ``sql/policies.py``: limits of handlers.
@@ -15,8 +15,9 @@ To read this package, follow one delivery:
 7. ``sql/reads.py``: listings and counts. ``engines/``: connections, failures of disks and servers;
    ``engines/postgres_days.py``: history by days on PostgreSQL. ``memory/``: deliveries without SQL.
 
-Other data: ``sql/tenants.py``, ``sql/notifications.py``, ``sql/alerts.py``, ``subjects.py`` (the
-newest state of a subject), ``data_directory.py`` (its lock).
+Other data: ``sql/checkpoints.py``, ``sql/tenants.py``, ``sql/notifications.py``,
+``sql/alerts.py``, ``subjects.py`` (the newest state of a subject), ``data_directory.py`` (its
+lock).
 
 For operators: ``backup.py``, ``copying.py``, ``transfer.py``, ``examine.py``,
 ``examine_postgres.py``.

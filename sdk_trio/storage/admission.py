@@ -1,6 +1,6 @@
 """The inbox's answer to a delivery, decided without I/O.
 
-:func:`existing_state` classifies the existing record of an id; the tables of rules map the class to
+:func:`existing_state` classifies the existing record of a key; the tables of rules map the class to
 the answer of ``accept``, ``claim`` or ``park``, and to the write that the store makes.
 """
 
@@ -26,7 +26,7 @@ class LeaseTerms(msgspec.Struct, frozen=True, kw_only=True):
         owner: the name that holds the leases taken here; not empty, unique among living processes
             of all hosts.
         lease_seconds: duration of a lease without renewal.
-        dedup_seconds: time that a finished id is remembered.
+        dedup_seconds: time that the key of a done delivery is remembered.
         payload_seconds: time that bodies are kept.
         shared_by_hosts: other hosts use the store and may be alive, so only leases that have
             expired are taken away. On SQLite it is False: the first process takes away the leases
@@ -51,10 +51,10 @@ class LeaseTerms(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Known(msgspec.Struct, frozen=True):
-    """The columns of a known id's record that decide; times in Unix seconds.
+    """The columns of a known key's record that decide; times in Unix seconds.
 
     ``foreign_lease_until`` is the deadline of another owner's live lease, None if there is none.
-    Our own lease does not count: the caller asks only for an id that does not run in its process.
+    Our own lease does not count: the caller asks only for a key that does not run in its process.
     So our lease is a leftover of a cancelled commit or of an outcome that could not be written, and
     must not block the redelivery.
     """
@@ -68,7 +68,7 @@ class Known(msgspec.Struct, frozen=True):
 
 
 class ExistingState(enum.Enum):
-    """The state of an id's record, as far as a further delivery of it is concerned."""
+    """The state of a key's record, as far as a further delivery of it is concerned."""
 
     FORGOTTEN = enum.auto()
     """Done longer ago than the dedup retention: treated as never seen."""

@@ -16,8 +16,8 @@ from ..base import clock
 from ..records.deliveries import DeliveryState
 from .admission import TAKEN_OVER_SECONDS
 from .engines.sqlite_connection import SqliteTransaction, opened
+from .sql.admission import lane_of
 from .sql.arrivals import HIGHEST, INDEXED, SEGMENT_BITS
-from .sql.deliveries import lane_of
 from .sql.dialect import SqlTransaction
 from .sql.reads import TABLES_ON_SQLITE, counts, expired_leases
 from .sql.schema import VERSION, in_set_aside, pending_statements, unfinished

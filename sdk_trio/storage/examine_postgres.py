@@ -12,7 +12,8 @@ from .engines.postgres_connection import StoreConnection
 from .engines.postgres_failover import TIMELINE, Timeline
 from .engines.postgres_migration import read_state, state_of_schema
 from .examine import CheckResult, Contents, StoreStatus, check_rules, contents_of
-from .sql.reads import clock_offset, read_checkpoint
+from .sql.checkpoints import read_checkpoint
+from .sql.reads import clock_offset
 from .sql.schema import VERSION, pending_statements
 from .sql.versions import StoreState
 

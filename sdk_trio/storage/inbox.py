@@ -34,8 +34,8 @@ from .admission import LeaseTerms
 from .commit import CLOSE_SECONDS, GroupCommit, GroupedWork, Unit
 from .effects import Effects
 from .readers import ReaderPool
-from .sql import arrivals, deliveries, leases, policies, reads
-from .sql.deliveries import Answer, Arriving, RunEnd, RunStart, new_token
+from .sql import admission, arrivals, checkpoints, leases, policies, reads, runs
+from .sql.admission import Answer, Arriving, new_token
 from .sql.dialect import (
     Row,
     SqlPart,
@@ -45,6 +45,7 @@ from .sql.dialect import (
     on_reader,
 )
 from .sql.leases import PollCursor
+from .sql.runs import RunEnd, RunStart
 
 if TYPE_CHECKING:
     # Most receivers have no tenants, and start without these modules.
@@ -92,9 +93,9 @@ class SqlInbox(SqlPart, ABC):
         # of ends that are not awaited (SqliteInbox).
         self._pending_tokens: set[int] = set()
         # Made once: the commit thread recognizes the same work by having the same object.
-        self._accepting: GroupedWork = lambda tx, items: deliveries.accept_all(tx, terms, items)
-        self._claiming: GroupedWork = lambda tx, items: deliveries.claim_all(tx, terms, items)
-        self._starting: GroupedWork = lambda tx, items: deliveries.start_all(tx, terms, items)
+        self._accepting: GroupedWork = lambda tx, items: admission.accept_all(tx, terms, items)
+        self._claiming: GroupedWork = lambda tx, items: admission.claim_all(tx, terms, items)
+        self._starting: GroupedWork = lambda tx, items: runs.start_all(tx, terms, items)
 
     @cached_property
     def tenants(self) -> "TenantStore":
@@ -161,12 +162,12 @@ class SqlInbox(SqlPart, ABC):
         if token is None or sequence is None:
             return admitted
         lease = Lease(key, token, sequence)
-        if admitted is deliveries.NEW:  # mostly; msgspec's replace takes longer
+        if admitted is admission.NEW:  # mostly; msgspec's replace takes longer
             return Admitted(Admission.NEW, lease=lease)
         return msgspec.structs.replace(admitted, lease=lease)
 
-    park = committed_by_owner(deliveries.park)
-    keep_other = committed(deliveries.keep_other)
+    park = committed_by_owner(admission.park)
+    keep_other = committed(admission.keep_other)
 
     # -- runs ------------------------------------------------------------------------------------
 
@@ -176,7 +177,7 @@ class SqlInbox(SqlPart, ABC):
         started: bool = await self._commits.gather(self._starting, lease.key, run)
         return started
 
-    join = committed(deliveries.join)
+    join = committed(runs.join)
 
     def start_unawaited(self, lease: Lease, *, now: float) -> None:
         run = RunStart(lease.sequence, lease.token, now)
@@ -201,14 +202,14 @@ class SqlInbox(SqlPart, ABC):
         is_ended: bool
         if isinstance(outcome, Done) and outcome.answer is None and outcome.reason is None:
             end = RunEnd(lease.sequence, lease.token, now, self._take_back_start(lease))
-            is_ended = await self._commits.gather(deliveries.end_all, lease.key, end)
+            is_ended = await self._commits.gather(runs.end_all, lease.key, end)
             return is_ended
         terms, start = self._terms, lease.start
 
         def work(tx: SqlTransaction) -> bool:
             if start is not None:
-                deliveries.start_all(tx, terms, [start.run])
-            return deliveries.finish(tx, lease, outcome, now)
+                runs.start_all(tx, terms, [start.run])
+            return runs.finish(tx, lease, outcome, now)
 
         return await self._commits.submit(work)
 
@@ -217,8 +218,8 @@ class SqlInbox(SqlPart, ABC):
         self, lease: Lease, effects: Effects[T], *, attempt: int, now: float
     ) -> T: ...
 
-    replay = committed(deliveries.replay)
-    repeat = committed(deliveries.repeat)
+    replay = committed(admission.replay)
+    repeat = committed(admission.repeat)
 
     # -- leases ----------------------------------------------------------------------------------
 
@@ -273,7 +274,7 @@ class SqlInbox(SqlPart, ABC):
     counts = on_reader(reads.counts)
     oldest_waiting = on_reader(reads.oldest_waiting)
     expired_leases = on_reader(reads.expired_leases)
-    read_checkpoint = on_reader(reads.read_checkpoint)
+    read_checkpoint = on_reader(checkpoints.read_checkpoint)
     holdings = on_reader(reads.holdings)
     unowned = on_reader(reads.unowned)
 
@@ -305,7 +306,7 @@ class SqlInbox(SqlPart, ABC):
         def work(tx: SqlTransaction) -> None:
             if term is not None:
                 leases.require_term(tx, owner, term)
-            deliveries.write_checkpoint(tx, name, value, once=once)
+            checkpoints.write_checkpoint(tx, name, value, once=once)
 
         await self._commits.submit(work)
 
@@ -347,14 +348,14 @@ class SqlInbox(SqlPart, ABC):
             erased += await self._commits.submit(
                 partial(self._erase, sequences=found, tenant_id=tenant_id)
             )
-        erase_evidence = partial(deliveries.erase_evidence, tenant_id=tenant_id, limit=PURGE_CHUNK)
+        erase_evidence = partial(arrivals.erase_evidence, tenant_id=tenant_id, limit=PURGE_CHUNK)
         while await self._commits.submit(erase_evidence):
             pass
-        await self._commits.submit(partial(deliveries.erase_checkpoints, tenant_id=tenant_id))
+        await self._commits.submit(partial(checkpoints.erase_checkpoints, tenant_id=tenant_id))
         return erased
 
     def _erase(self, tx: SqlTransaction, sequences: Sequence[int], tenant_id: str) -> int:
-        return deliveries.erase(tx, sequences, tenant_id)
+        return arrivals.erase(tx, sequences, tenant_id)
 
     async def close(self) -> None:
         """See :meth:`Inbox.close`; tenants and messages are closed with it."""

@@ -49,7 +49,7 @@ from .engines.postgres_connection import StoreConnection
 from .engines.postgres_migration import migrate_postgres
 from .inbox import SqlInbox
 from .readers import ReaderPool, close_all
-from .sql import deliveries, leases, reads
+from .sql import arrivals, leases, reads, runs
 from .sql.dialect import Dialect
 
 #: The checkpoint with the Unix time of the last pass that removed bodies, if ids are remembered for
@@ -188,8 +188,8 @@ class PostgresInbox(SqlInbox):
         finished = found.dropped
         for day in found.by_rows:
             old = partial(postgres_days.find_old, days=[day], since=0.0)
-            finished += await self._delete(old, deliveries.delete_done, forgotten)
-        parked = await self._delete(reads.find_old_parked, deliveries.delete_parked, old_body)
+            finished += await self._delete(old, arrivals.delete_done, forgotten)
+        parked = await self._delete(reads.find_old_parked, arrivals.delete_parked, old_body)
         return Purged(finished if bodies is None else bodies, finished, parked)
 
     async def _delete_bodies(self, before: float) -> int:
@@ -199,7 +199,7 @@ class PostgresInbox(SqlInbox):
         old = partial(
             postgres_days.find_old, days=every, since=looked - postgres_days.SLACK_SECONDS
         )
-        deleted = await self._delete(old, deliveries.delete_bodies, before)
+        deleted = await self._delete(old, arrivals.delete_bodies, before)
         await self.write_checkpoint(_BODIES_DELETED, str(max(before, looked)))
         return deleted
 
@@ -351,7 +351,7 @@ class EffectTransactions:
 
     def _end(self, connection: EffectConnection, lease: Lease, now: float) -> list[bytes]:
         transaction = self._transaction(connection)
-        deliveries.finish(transaction, lease, Done(), now)
+        runs.finish(transaction, lease, Done(), now)
         return self._engine.count(transaction)
 
     def _transaction(self, connection: EffectConnection) -> PostgresTransaction:

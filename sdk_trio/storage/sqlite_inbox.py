@@ -55,9 +55,10 @@ from .engines.sqlite_connection import (
 )
 from .inbox import SqlInbox
 from .readers import ReaderPool
-from .sql import arrivals, deliveries, reads
-from .sql.deliveries import Answer, Arriving, RunEnd, new_token
+from .sql import admission, arrivals, checkpoints, reads, runs
+from .sql.admission import Answer, Arriving, new_token
 from .sql.dialect import SqlTransaction, Version
+from .sql.runs import RunEnd
 from .sql.schema import WIPED
 from .sql.versions import prepare_sqlite
 from .unawaited import UnawaitedClaims, UnawaitedLease
@@ -160,7 +161,7 @@ class SqliteInbox(SqlInbox):
         new_in = self._unawaited.keys.note_new(delivery)
         if (run := self._unawaited.interrupted.get(delivery.key)) is not None:
             # Not leased: it is claimed from the store, which knows then that it must run alone.
-            return self._admit_interrupted(run, deliveries.accept_all, Arriving(delivery, None))
+            return self._admit_interrupted(run, admission.accept_all, Arriving(delivery, None))
         token = new_token() if leased and not delivery.ordered else None
         arriving = Arriving(delivery, token, new_in)
         return self._admit(arriving, self._commits.gather(self._accepting, delivery.key, arriving))
@@ -172,7 +173,7 @@ class SqliteInbox(SqlInbox):
             unawaited.drop(unawaited.leases[key])
         if (run := unawaited.interrupted.get(key)) is not None:
             arriving = Arriving(delivery, new_token())
-            return await self._admit_interrupted(run, deliveries.claim_all, arriving)
+            return await self._admit_interrupted(run, admission.claim_all, arriving)
         # Not synced: no sender is answered because of a claim, so after a power cut the sender
         # delivers again.
         admitted = await super().claim(delivery)
@@ -195,7 +196,7 @@ class SqliteInbox(SqlInbox):
             ((admitted, sequence),) = admit(tx, self._terms, [arriving])
             nonlocal counted
             known = arrivals.find_one(tx, run.key) if sequence is None else sequence
-            counted = deliveries.count_ends(
+            counted = runs.count_ends(
                 tx,
                 sequence=known or 0,
                 token=arriving.token,
@@ -234,7 +235,7 @@ class SqliteInbox(SqlInbox):
                 self._forget_end(end)
         self._pending_tokens.add(run.token)
         self._ends[run.token] = self._commits.post(
-            deliveries.end_all, key, run, durable=True, linger=LINGER_SECONDS
+            runs.end_all, key, run, durable=True, linger=LINGER_SECONDS
         )
 
     def _forget_end(self, end: Unit) -> None:
@@ -266,9 +267,9 @@ class SqliteInbox(SqlInbox):
         def work(tx: SqlTransaction) -> T:
             stored = (lease.stored() if isinstance(lease, UnawaitedLease) else None) or lease
             if start is not None:
-                deliveries.start_all(tx, self._terms, [start.run])
+                runs.start_all(tx, self._terms, [start.run])
             value = _apply_within_budget(tx, stored, attempt, inside)
-            deliveries.finish(tx, stored, Done(), now)
+            runs.finish(tx, stored, Done(), now)
             return value
 
         try:
@@ -327,11 +328,9 @@ class SqliteInbox(SqlInbox):
         self._engine.checkpoint_bytes = PURGE_LOG_BYTES
         try:
             purged = Purged(
-                bodies=await self._delete(with_body, deliveries.delete_bodies, old_body),
-                finished=await self._delete(reads.find_old_done, deliveries.delete_done, forgotten),
-                parked=await self._delete(
-                    reads.find_old_parked, deliveries.delete_parked, old_body
-                ),
+                bodies=await self._delete(with_body, arrivals.delete_bodies, old_body),
+                finished=await self._delete(reads.find_old_done, arrivals.delete_done, forgotten),
+                parked=await self._delete(reads.find_old_parked, arrivals.delete_parked, old_body),
             )
         finally:
             self._engine.checkpoint_bytes = CHECKPOINT_BYTES
@@ -342,7 +341,7 @@ class SqliteInbox(SqlInbox):
 
     def _erase(self, tx: SqlTransaction, sequences: Sequence[int], tenant_id: str) -> int:
         # The next wipe rewrites the database.
-        deliveries.write_checkpoint(tx, WIPED, None)
+        checkpoints.write_checkpoint(tx, WIPED, None)
         return super()._erase(tx, sequences, tenant_id)
 
     async def wipe(self) -> bool:

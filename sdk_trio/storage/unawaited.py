@@ -25,9 +25,10 @@ from .claims_file import ClaimsFile, InterruptedRun, read_claims
 from .commit import GroupCommit, GroupedWork, Unit
 from .known_keys import StoreKeys
 from .readers import ReaderPool
-from .sql import arrivals, deliveries, reads
-from .sql.deliveries import Arriving, Ran, RunEnd, new_token
+from .sql import arrivals, reads, runs
+from .sql.admission import Arriving, new_token
 from .sql.dialect import SqlTransaction
+from .sql.runs import Ran, RunEnd
 
 _log = get_logger("storage")
 
@@ -211,17 +212,17 @@ class UnawaitedClaims:
             else:
                 is_ended[lease] = self._end(lease, Done(), now, tx)
         if stored_ends:
-            ended = deliveries.end_all(tx, list(stored_ends.values()))
+            ended = runs.end_all(tx, list(stored_ends.values()))
             is_ended.update(zip(stored_ends, ended, strict=True))
         if new_runs:
-            ended = deliveries.add_done(tx, self._terms, list(new_runs.values()))
+            ended = runs.add_done(tx, self._terms, list(new_runs.values()))
             is_ended.update(zip(new_runs, ended, strict=True))
         return [is_ended[lease] for lease, _ in ends]
 
     def _end(self, lease: UnawaitedLease, outcome: Outcome, now: float, tx: SqlTransaction) -> bool:
         """Record the end of one run, whatever its outcome; in the commit thread."""
         if (stored := lease.stored()) is not None:
-            return deliveries.finish(tx, stored, outcome, now)
+            return runs.finish(tx, stored, outcome, now)
         # Claim and outcome together. The key is looked up: it may be known by now.
         delivery = lease.arriving.delivery
-        return deliveries.record_run(tx, self._terms, delivery, lease.token, outcome, now)
+        return runs.record_run(tx, self._terms, delivery, lease.token, outcome, now)

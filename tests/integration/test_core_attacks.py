@@ -19,7 +19,7 @@ from sdk_trio.records.deliveries import (
     Retry,
 )
 from sdk_trio.storage.engines.postgres import PostgresTransaction
-from sdk_trio.storage.sql import deliveries
+from sdk_trio.storage.sql import admission, arrivals, runs
 from sdk_trio.storage.sqlite_inbox import SqliteInbox
 
 
@@ -168,17 +168,17 @@ async def test_nothing_is_left_of_what_is_erased_while_another_host_writes(
 
     def write(tx: Any) -> None:
         if work == "repeat":
-            deliveries.repeat(tx, ["m"])
+            admission.repeat(tx, ["m"])
         elif work == "keep_other":
             other = NewDelivery("m", "order.paid", b"{}", 7, 1003, tenant_id="t")
-            deliveries.keep_other(tx, other)
+            admission.keep_other(tx, other)
         else:
-            deliveries.finish(tx, lease, Retry(1010, "boom"), 1002)
+            runs.finish(tx, lease, Retry(1010, "boom"), 1002)
 
     def erase(connection: Any) -> None:
         with engine._address.transaction(connection):
             tx = PostgresTransaction(connection, engine.dialect)
-            deliveries.erase(tx, [lease.sequence], "t")
+            arrivals.erase(tx, [lease.sequence], "t")
 
     def both() -> dict[str, int]:
         one, two, watcher = (engine._address.connect() for _ in range(3))

@@ -407,7 +407,7 @@ async def test_of_two_hosts_that_claim_in_one_lane_the_second_waits_and_finds_ot
     from sdk_trio.storage.admission import LeaseTerms
     from sdk_trio.storage.engines.postgres import PostgresTransaction
     from sdk_trio.storage.engines.postgres_address import PostgresAddress
-    from sdk_trio.storage.sql import deliveries, leases
+    from sdk_trio.storage.sql import admission, leases
     from sdk_trio.storage.sql.dialect import Dialect
 
     terms = LeaseTerms(owner="one", **TERMS)
@@ -416,8 +416,8 @@ async def test_of_two_hosts_that_claim_in_one_lane_the_second_waits_and_finds_ot
 
     def accept(connection: Any, key: str) -> None:
         incoming = delivery(key, subject="s", ordered=True)
-        arriving = [deliveries.Arriving(incoming, None)]
-        deliveries.accept_all(PostgresTransaction(connection, dialect), terms, arriving)
+        arriving = [admission.Arriving(incoming, None)]
+        admission.accept_all(PostgresTransaction(connection, dialect), terms, arriving)
 
     async with database.open("two") as two:
         with ExitStack() as ending, ExitStack() as taking:

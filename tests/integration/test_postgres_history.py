@@ -19,7 +19,7 @@ from sdk_trio.errors import StoreUnavailableError
 from sdk_trio.records.deliveries import Admission, Dead, DeliveryState, Done, NewDelivery
 from sdk_trio.storage.admission import LeaseTerms
 from sdk_trio.storage.engines import postgres_days
-from sdk_trio.storage.sql.deliveries import Arriving, accept_all
+from sdk_trio.storage.sql.admission import Arriving, accept_all
 from sdk_trio.storage.sql.schema import DAY_BITS
 
 DAY = 86_400.0

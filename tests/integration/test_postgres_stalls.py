@@ -100,7 +100,7 @@ def accept_by(connection: Any, incoming: NewDelivery) -> None:
     """Keep a delivery in the transaction of another host's connection."""
     from sdk_trio.storage.admission import LeaseTerms
     from sdk_trio.storage.engines.postgres import PostgresTransaction
-    from sdk_trio.storage.sql.deliveries import Arriving, accept_all
+    from sdk_trio.storage.sql.admission import Arriving, accept_all
     from sdk_trio.storage.sql.dialect import Dialect
 
     transaction = PostgresTransaction(connection, Dialect("postgresql", server_clock=True))

@@ -20,7 +20,7 @@ from sdk_trio.storage import inbox as inbox_module
 from sdk_trio.storage.admission import LeaseTerms
 from sdk_trio.storage.engines.files import StoreFile
 from sdk_trio.storage.inbox import PURGE_CHUNK
-from sdk_trio.storage.sql import deliveries
+from sdk_trio.storage.sql import runs
 from sdk_trio.storage.sql.dialect import SqlTransaction
 from sdk_trio.storage.sql.schema import VERSION
 from sdk_trio.storage.sql.versions import APPLICATION_ID
@@ -421,7 +421,7 @@ async def test_many_finished_deliveries_do_not_slow_the_search_for_due_ones(
                 NewDelivery(f"done-{n}", "t", b"{}", 1, 1.0, subject="s", ordered=True)
                 for n in range(first, first + 100)
             ]
-            deliveries.add_done(tx, FILLING, [deliveries.Ran(each, 1, 1.0) for each in done])
+            runs.add_done(tx, FILLING, [runs.Ran(each, 1, 1.0) for each in done])
 
     await inbox._commits.submit(lambda tx: tx.connection.set_progress_handler(count, 1))
     for n in range(5):
@@ -532,7 +532,7 @@ async def test_deliveries_wait_for_a_short_log_to_be_copied_during_the_retention
     def fill(tx: SqlTransaction) -> None:
         for number in range(events):
             incoming = NewDelivery(f"m{number}", "order.paid", bytes(4000), 7, 1000.0)
-            deliveries.add_done(tx, FILLING, [deliveries.Ran(incoming, 1, 1001.0)])
+            runs.add_done(tx, FILLING, [runs.Ran(incoming, 1, 1001.0)])
 
     await inbox._commits.submit(fill)
     assert await inbox._clear_log(10)

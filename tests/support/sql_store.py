@@ -10,7 +10,7 @@ import apsw
 from sdk_trio.records.deliveries import NewDelivery
 from sdk_trio.storage.admission import LeaseTerms
 from sdk_trio.storage.engines.sqlite_connection import SQLITE, SqliteTransaction
-from sdk_trio.storage.sql import deliveries
+from sdk_trio.storage.sql import runs
 from sdk_trio.storage.sql.schema import statements
 
 TERMS = LeaseTerms(owner="here", lease_seconds=10.0, dedup_seconds=30.0, payload_seconds=60.0)
@@ -32,9 +32,9 @@ def value(tx: SqliteTransaction, query: str) -> Any:
 
 def add_done(tx: SqliteTransaction, incoming: Iterable[NewDelivery], *, at_once: int = 100) -> None:
     """Record deliveries together with their inline runs, which took a second."""
-    runs = [deliveries.Ran(each, 1, each.received_at + 1.0) for each in incoming]
-    for first in range(0, len(runs), at_once):
-        deliveries.add_done(tx, TERMS, runs[first : first + at_once])
+    done = [runs.Ran(each, 1, each.received_at + 1.0) for each in incoming]
+    for first in range(0, len(done), at_once):
+        runs.add_done(tx, TERMS, done[first : first + at_once])
 
 
 def steps_of(tx: SqliteTransaction, work: Callable[[], object]) -> int:

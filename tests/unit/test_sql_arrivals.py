@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from support.sql_store import new_store, steps_of, value
 
 from sdk_trio.records.deliveries import NewDelivery
-from sdk_trio.storage.sql import arrivals, deliveries, reads
+from sdk_trio.storage.sql import arrivals, reads, runs
 from sdk_trio.storage.sql.arrivals import INDEX_EVERY, INDEXED_CHARACTERS, SEGMENT_BITS
 from sdk_trio.storage.sql.dialect import SqlTransaction
 
@@ -41,12 +41,10 @@ def delivery(
     )
 
 
-def add(
-    tx: SqlTransaction, new: list[NewDelivery], *, surely_new: bool = False
-) -> list[int | None]:
+def add(tx: SqlTransaction, new: list[NewDelivery], *, all_new: bool = False) -> list[int | None]:
     """Add deliveries that have ended at their first run."""
     ended = [(False, 1, each.received_at, each.received_at) for each in new]
-    return arrivals.add(tx, new, deliveries._AS_DONE, ended, surely_new=surely_new)
+    return arrivals.add(tx, new, runs._AS_DONE, ended, all_new=all_new)
 
 
 class Arrivals(RuleBasedStateMachine):
@@ -209,7 +207,7 @@ def test_a_key_and_an_id_are_found_by_a_few_steps_of_each_segment() -> None:
         tx = new_store()
         for first in range(0, size, 128):
             incoming = [delivery(f"m{n}", "", None, None, 1.0) for n in range(first, first + 128)]
-            add(tx, incoming, surely_new=True)
+            add(tx, incoming, all_new=True)
         arrivals.find(tx, ["m7"])
         found[size] = steps_of(tx, lambda tx=tx: arrivals.find(tx, ["m7", "unknown"]))
         found[size] += steps_of(tx, lambda tx=tx: arrivals.of_id(tx, "m7"))

@@ -20,7 +20,16 @@ from sdk_trio.records.deliveries import (
     Retry,
 )
 from sdk_trio.storage.engines.sqlite_connection import SqliteTransaction
-from sdk_trio.storage.sql import arrivals, deliveries, leases, notifications, reads, tenants
+from sdk_trio.storage.sql import (
+    admission,
+    arrivals,
+    checkpoints,
+    leases,
+    notifications,
+    reads,
+    runs,
+    tenants,
+)
 from sdk_trio.storage.sql.arrivals import INDEX_EVERY, INDEXED_CHARACTERS, SEGMENT_BITS
 from sdk_trio.storage.sql.schema import OWN_TABLES
 
@@ -80,12 +89,12 @@ def tx() -> Iterator[SqliteTransaction]:
     tx = new_store()
     for first in range(0, ROWS, 100):
         incoming = [delivery(number) for number in range(first, min(first + 100, ROWS))]
-        deliveries.park(tx, TERMS, incoming[0], None)
-        ((_, sequence),) = deliveries.accept_all(tx, TERMS, [deliveries.Arriving(incoming[1], 1)])
+        admission.park(tx, TERMS, incoming[0], None)
+        ((_, sequence),) = admission.accept_all(tx, TERMS, [admission.Arriving(incoming[1], 1)])
         assert sequence is not None
         lease = Lease("k", 1, sequence)
-        deliveries.finish(tx, lease, Dead("E"), incoming[1].received_at)
-        deliveries.accept_all(tx, TERMS, [deliveries.Arriving(incoming[2], None)])
+        runs.finish(tx, lease, Dead("E"), incoming[1].received_at)
+        admission.accept_all(tx, TERMS, [admission.Arriving(incoming[2], None)])
         add_done(tx, incoming[3:])
     arrivals.remove(tx, range(40, 50))
     yield tx
@@ -187,19 +196,17 @@ def test_every_statement_finds_its_rows_by_an_index(tx: SqliteTransaction) -> No
     incoming = [NewDelivery(f"p{n}", "t", b"{}", 1, 1.0, "s", True, "acme") for n in range(9)]
     tx.connection.execute("SAVEPOINT plans")
     with plans(tx) as found:
-        arriving = [deliveries.Arriving(each, n) for n, each in enumerate(incoming)]
-        answers = deliveries.accept_all(tx, TERMS, arriving)
-        deliveries.accept_all(tx, TERMS, arriving)
+        arriving = [admission.Arriving(each, n) for n, each in enumerate(incoming)]
+        answers = admission.accept_all(tx, TERMS, arriving)
+        admission.accept_all(tx, TERMS, arriving)
         held = [Lease("k", n, sequence) for n, (_, sequence) in enumerate(answers) if sequence]
-        deliveries.keep_other(tx, NewDelivery("p0", "t", b"other", 1, 1.0))
-        deliveries.start_all(
-            tx, TERMS, [deliveries.RunStart(each.sequence, each.token, 2.0) for each in held]
-        )
+        admission.keep_other(tx, NewDelivery("p0", "t", b"other", 1, 1.0))
+        runs.start_all(tx, TERMS, [runs.RunStart(each.sequence, each.token, 2.0) for each in held])
         for lease, outcome in zip(held, OUTCOMES, strict=False):
-            deliveries.join(tx, lease)
-            deliveries.finish(tx, lease, outcome, 3.0)
-        deliveries.replay(tx, ["p0", "p1"])
-        deliveries.repeat(tx, ["p0", "p1"])
+            runs.join(tx, lease)
+            runs.finish(tx, lease, outcome, 3.0)
+        admission.replay(tx, ["p0", "p1"])
+        admission.repeat(tx, ["p0", "p1"])
         leases.claim_due(tx, TERMS, leases.PollCursor(), limit=9, now=1e9, take_expired=True)
         leases.claim_suspects(tx, TERMS, limit=9, now=1e9)
         leases.renew(tx, TERMS, [held[1]], (), now=4.0)
@@ -219,15 +226,15 @@ def test_every_statement_finds_its_rows_by_an_index(tx: SqliteTransaction) -> No
         reads.expired_leases(tx, before=1.0)
         reads.holdings(tx, "acme")
         reads.unowned(tx)
-        reads.read_checkpoint(tx, "x")
+        checkpoints.read_checkpoint(tx, "x")
         for with_body in (False, True):
             reads.find_old_done(tx, None, 1e9, with_body=with_body, limit=9)
         reads.find_old_parked(tx, None, 1e9, limit=9)
-        deliveries.delete_bodies(tx, [1, 2], 1e9)
-        deliveries.delete_parked(tx, [1], 1e9)
-        deliveries.delete_done(tx, [1, 2], 1e9)
-        deliveries.erase(tx, reads.of_tenant(tx, "acme", after=0, limit=9), "acme")
-        deliveries.erase_evidence(tx, "acme", 9)
+        arrivals.delete_bodies(tx, [1, 2], 1e9)
+        arrivals.delete_parked(tx, [1], 1e9)
+        arrivals.delete_done(tx, [1, 2], 1e9)
+        arrivals.erase(tx, reads.of_tenant(tx, "acme", after=0, limit=9), "acme")
+        arrivals.erase_evidence(tx, "acme", 9)
         tenants.page(tx, limit=9)
         tenants.get(tx, "identifier", "acme")
         tenants.counts(tx)

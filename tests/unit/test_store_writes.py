@@ -30,8 +30,9 @@ from sdk_trio.records.deliveries import (
 )
 from sdk_trio.storage.admission import LeaseTerms
 from sdk_trio.storage.engines.sqlite_connection import SqliteTransaction
-from sdk_trio.storage.sql import arrivals, deliveries, leases, reads
-from sdk_trio.storage.sql.deliveries import Arriving, Ran, RunEnd, RunStart
+from sdk_trio.storage.sql import admission, arrivals, leases, reads, runs
+from sdk_trio.storage.sql.admission import Arriving
+from sdk_trio.storage.sql.runs import Ran, RunEnd, RunStart
 
 HERE, THERE = (
     LeaseTerms(owner=owner, lease_seconds=10.0, dedup_seconds=30.0, payload_seconds=60.0)
@@ -77,7 +78,7 @@ def delivery(key: str, now: float, raw: bytes = b"{}", tenant: str | None = None
 
 
 def accept(tx: SqliteTransaction, incoming: NewDelivery, token: int | None = None) -> Any:
-    ((admitted, _),) = deliveries.accept_all(tx, HERE, [Arriving(incoming, token)])
+    ((admitted, _),) = admission.accept_all(tx, HERE, [Arriving(incoming, token)])
     return admitted
 
 
@@ -111,12 +112,12 @@ class Writes(RuleBasedStateMachine):
         new = delivery(key, self.now, tenant="acme")
         token = self.new_token()
         if how == "claimed":
-            deliveries.claim_all(self.tx, terms, [Arriving(new, token)])
+            admission.claim_all(self.tx, terms, [Arriving(new, token)])
         elif how == "parked":
-            deliveries.park(self.tx, terms, new, "no handler")
+            admission.park(self.tx, terms, new, "no handler")
         else:
             arriving = Arriving(new, token if how == "leased" else None)
-            deliveries.accept_all(self.tx, terms, [arriving])
+            admission.accept_all(self.tx, terms, [arriving])
 
     @rule(key=KEYS, terms=OWNERS, ours=st.booleans())
     def begins(self, key: str, terms: LeaseTerms, ours: bool) -> None:
@@ -126,7 +127,7 @@ class Writes(RuleBasedStateMachine):
         mine = ours and before["lease_owner"] == terms.owner
         token = (before["lease_token"] if mine else None) or self.new_token()
         start = RunStart(before["sequence"], token, self.now)
-        (began,) = deliveries.start_all(self.tx, terms, [start])
+        (began,) = runs.start_all(self.tx, terms, [start])
         after = self.row(key)
         assert began == (after["lease_token"] == token and after["state"] == "running")
         if not began:
@@ -149,7 +150,7 @@ class Writes(RuleBasedStateMachine):
         token = before["lease_token"]
         named = self.new_token() if stale or token is None else token
         lease = Lease(key, named, before["sequence"])
-        is_ended = deliveries.finish(self.tx, lease, outcome, self.now)
+        is_ended = runs.finish(self.tx, lease, outcome, self.now)
         assert is_ended == (lease.token == token)
         if lease.token != token:
             assert self.row(key) == before, "a run without a lease has written its outcome"
@@ -165,7 +166,7 @@ class Writes(RuleBasedStateMachine):
         ]
         if stale and ends:
             ends[0] = msgspec.structs.replace(ends[0], token=self.new_token())
-        ended = deliveries.end_all(self.tx, ends)
+        ended = runs.end_all(self.tx, ends)
         for row, end, done in zip(rows, ends, ended, strict=True):
             assert done == (row["lease_token"] == end.token)
             assert self.row(row["key"])["state"] == "done" if done else self.row(row["key"]) == row
@@ -174,7 +175,7 @@ class Writes(RuleBasedStateMachine):
     def runs_whole(self, key: str, outcome: Any) -> None:
         before = self.row(key)
         token = self.new_token()
-        deliveries.record_run(self.tx, HERE, delivery(key, self.now), token, outcome, self.now)
+        runs.record_run(self.tx, HERE, delivery(key, self.now), token, outcome, self.now)
         if before is not None and before["lease_owner"] == "there":
             held = before["lease_until"] > self.now
             assert not held or self.row(key) == before, "another owner runs it"
@@ -215,14 +216,14 @@ class Writes(RuleBasedStateMachine):
         before = self.rows()
         sequences, at = [row["sequence"] for row in before], self.now - 20.0
         if what == "bodies":
-            deliveries.delete_bodies(self.tx, sequences, at)
+            arrivals.delete_bodies(self.tx, sequences, at)
             assert self.rows() == before
         elif what == "done":
             old = [r for r in before if r["state"] == "done" and r["finished_at"] < at]
-            assert deliveries.delete_done(self.tx, sequences, at) == len(old)
+            assert arrivals.delete_done(self.tx, sequences, at) == len(old)
             assert self.rows() == [row for row in before if row not in old]
         else:
-            assert deliveries.delete_parked(self.tx, sequences, at) == sum(
+            assert arrivals.delete_parked(self.tx, sequences, at) == sum(
                 row["state"] == "parked" for row in before
             )
 
@@ -232,7 +233,7 @@ class Writes(RuleBasedStateMachine):
         if row is not None:
             owned = "SELECT count(*) FROM arrival WHERE tenant_id = 'acme' AND sequence = "
             expected = value(self.tx, f"{owned}{row['sequence']}")
-            assert deliveries.erase(self.tx, [row["sequence"]], "acme") == expected
+            assert arrivals.erase(self.tx, [row["sequence"]], "acme") == expected
             assert (self.row(key) is None) == bool(expected)
 
     @rule()
@@ -240,7 +241,7 @@ class Writes(RuleBasedStateMachine):
         before = self.rows()
         self.tx.connection.execute("SAVEPOINT batch")
         lost = [Arriving(delivery(f"lost-{n}", self.now), None) for n in range(3)]
-        deliveries.accept_all(self.tx, HERE, lost)
+        admission.accept_all(self.tx, HERE, lost)
         self.tx.connection.execute("ROLLBACK TO batch; RELEASE batch")
         self.tx.begin()
         assert self.rows() == before
@@ -256,7 +257,7 @@ class Writes(RuleBasedStateMachine):
             and row["lease_owner"] is None
             and value(self.tx, f"SELECT raw FROM arrival WHERE sequence = {row['sequence']}")
         )
-        assert list(deliveries.replay(self.tx, [key])) == ([key] if may else [])
+        assert list(admission.replay(self.tx, [key])) == ([key] if may else [])
 
     def rows(self) -> list[dict[str, Any]]:
         found = self.tx.all(f"{ROWS} ORDER BY 1")
@@ -329,8 +330,8 @@ def test_only_the_deliveries_of_the_tenant_are_erased() -> None:
     tx = new_store()
     for key, tenant in (("a", "acme"), ("b", "bolt")):
         accept(tx, delivery(key, 1.0, tenant=tenant))
-    assert deliveries.erase(tx, [1, 2], "acme") == 1
-    assert deliveries.erase(tx, [1, 2], "acme") == 0
+    assert arrivals.erase(tx, [1, 2], "acme") == 1
+    assert arrivals.erase(tx, [1, 2], "acme") == 0
     assert tx.all("SELECT tenant_id FROM arrival") == [("bolt",)]
 
 
@@ -346,18 +347,18 @@ def prepare(tx: SqliteTransaction, stories: list[str]) -> dict[int, Lease]:
             continue
         arriving = Arriving(delivery(f"k{number}", 1000.0), None if story == "left" else number + 1)
         terms = THERE if story == "theirs" else HERE
-        kind = deliveries.claim_all if story == "claimed" else deliveries.accept_all
+        kind = admission.claim_all if story == "claimed" else admission.accept_all
         ((_, sequence),) = kind(tx, terms, [arriving])
         assert sequence is not None
         held[number] = lease = Lease(f"k{number}", number + 1, sequence)
         start = RunStart(sequence, lease.token, 1001.0)
         if story in ("started", "failed"):
-            deliveries.start_all(tx, HERE, [start])
+            runs.start_all(tx, HERE, [start])
         if story == "failed":
-            deliveries.finish(tx, lease, Retry(1002.0, "E"), 1001.5)
-            deliveries.start_all(tx, HERE, [start])
+            runs.finish(tx, lease, Retry(1002.0, "E"), 1001.5)
+            runs.start_all(tx, HERE, [start])
         if story == "done":
-            deliveries.finish(tx, lease, Done(), 1001.0)
+            runs.finish(tx, lease, Done(), 1001.0)
     return held
 
 
@@ -366,23 +367,23 @@ def prepare(tx: SqliteTransaction, stories: list[str]) -> dict[int, Lease]:
     st.lists(st.tuples(BEFORE, st.sampled_from([None, 1003.0, 1011.0])), max_size=70),
     st.integers(0, 70),
 )
-def test_writes_of_many_leave_what_those_of_each_leave(runs, arriving):
+def test_writes_of_many_leave_what_those_of_each_leave(earlier, arriving):
     found = []
     for together in (True, False):
         tx = new_store()
-        held = prepare(tx, [story for story, _ in runs])
+        held = prepare(tx, [story for story, _ in earlier])
         ends = [
-            RunEnd(lease.sequence, lease.token, 1012.0, runs[number][1])
+            RunEnd(lease.sequence, lease.token, 1012.0, earlier[number][1])
             for number, lease in held.items()
         ]
         new = [Ran(delivery(f"n{number}", 1004.0), 1, 1005.0) for number in range(arriving)]
         left = [Arriving(delivery(f"l{number}", 1004.0), None) for number in range(arriving)]
         for ended in [ends] if together else [[each] for each in ends]:
-            deliveries.end_all(tx, ended)
+            runs.end_all(tx, ended)
         for done in [new] if together else [[each] for each in new]:
-            deliveries.add_done(tx, HERE, done)
+            runs.add_done(tx, HERE, done)
         for some in [left] if together else [[each] for each in left]:
-            deliveries.accept_all(tx, HERE, some)
+            admission.accept_all(tx, HERE, some)
         found.append([sorted(tx.all(f"SELECT * FROM {table}"), key=str) for table in TABLES])
         tx.connection.close()
     assert found[0] == found[1]
@@ -405,11 +406,11 @@ def test_an_outcome_with_a_stale_token_changes_nothing(outcome: Outcome) -> None
     current = claim(tx, HERE, 1003.0).leases["a"]
     assert current.token != stale.token
     before = [tx.all(f"SELECT * FROM {table}") for table in TABLES]
-    assert not deliveries.finish(tx, stale, outcome, 1004.0)
-    assert not deliveries.join(tx, stale)
+    assert not runs.finish(tx, stale, outcome, 1004.0)
+    assert not runs.join(tx, stale)
     assert leases.release(tx, [stale]) == 0
     assert [tx.all(f"SELECT * FROM {table}") for table in TABLES] == before
-    assert deliveries.finish(tx, current, outcome, 1004.0)
+    assert runs.finish(tx, current, outcome, 1004.0)
     assert [tx.all(f"SELECT * FROM {table}") for table in TABLES] != before
 
 
@@ -424,9 +425,9 @@ def test_an_expired_lease_is_claimed_again() -> None:
     theirs = claim(tx, THERE, 1020.9).leases["a"]
     renewed = leases.renew(tx, HERE, [mine], (), now=1021.0)
     assert (renewed.lost, renewed.given_up) == (frozenset(["a"]), 0)
-    deliveries.finish(tx, mine, Done(), 1021.0)
+    runs.finish(tx, mine, Done(), 1021.0)
     assert reads.counts(tx)[DeliveryState.DONE] == 0
-    deliveries.finish(tx, theirs, Done(), 1022.0)
+    runs.finish(tx, theirs, Done(), 1022.0)
     assert reads.counts(tx)[DeliveryState.DONE] == 1
 
 
@@ -435,12 +436,12 @@ def test_a_replayed_earlier_event_of_a_lane_waits_only_for_the_later_one() -> No
     for key in ("a", "b"):
         accept(tx, NewDelivery(key, "t", b"{}", 1, 1.0, "s", True))
     (first,) = claim(tx, HERE, 2.0).leases.values()
-    deliveries.finish(tx, first, Dead("E"), 3.0)
+    runs.finish(tx, first, Dead("E"), 3.0)
     (later,) = claim(tx, HERE, 4.0).leases.values()
-    assert deliveries.replay(tx, ["a"]) == ["a"]
+    assert admission.replay(tx, ["a"]) == ["a"]
     accept(tx, NewDelivery("c", "t", b"{}", 1, 1.0, "another", True))
     assert set(claim(tx, HERE, 5.0).leases) == {"c"}
-    deliveries.finish(tx, later, Done(), 6.0)
+    runs.finish(tx, later, Done(), 6.0)
     assert set(claim(tx, HERE, 7.0).leases) == {"a"}
 
 
@@ -448,15 +449,15 @@ def test_a_start_is_waited_for_once_a_process_that_may_have_begun_it_is_gone() -
     tx = new_store()
     for key in ("waits", "expires", "fails"):
         accept(tx, delivery(key, 1000.0))
-    deliveries.accept_all(tx, THERE, [Arriving(delivery("began", 1000.0), 7)])
+    admission.accept_all(tx, THERE, [Arriving(delivery("began", 1000.0), 7)])
     claimed = claim(tx, HERE, 1001.0)
     assert claimed.first_runs == {"waits", "expires", "fails"}
     leases.release(tx, [claimed.leases["waits"]])
     # It was never begun, as its owner says.
     assert claim(tx, HERE, 1001.0).first_runs == {"waits"}
     fails = claimed.leases["fails"]
-    deliveries.start_all(tx, HERE, [RunStart(fails.sequence, fails.token, 1001.0)])
-    deliveries.finish(tx, fails, Retry(1002.0, "E"), 1001.5)
+    runs.start_all(tx, HERE, [RunStart(fails.sequence, fails.token, 1001.0)])
+    runs.finish(tx, fails, Retry(1002.0, "E"), 1001.5)
     assert claim(tx, HERE, 1003.0).first_runs == set(), "a later run"
     # The other process ends: its events may have run without a trace.
     assert leases.recover(tx, HERE, dead=None) == 1
@@ -471,8 +472,8 @@ def test_a_start_is_waited_for_once_a_process_that_may_have_begun_it_is_gone() -
 def test_a_shared_store_without_a_clock_takes_away_expired_leases_only() -> None:
     tx, now = new_store(), clock.wall()
     here, there = (msgspec.structs.replace(terms, shared_by_hosts=True) for terms in (HERE, THERE))
-    deliveries.accept_all(tx, there, [Arriving(delivery("live", now), 7)])
-    deliveries.accept_all(tx, there, [Arriving(delivery("expired", now - 60), 8)])
+    admission.accept_all(tx, there, [Arriving(delivery("live", now), 7)])
+    admission.accept_all(tx, there, [Arriving(delivery("expired", now - 60), 8)])
     assert leases.recover(tx, here, dead=None) == 1
     assert claim(tx, here, now).leases.keys() == {"expired"}
 
@@ -483,12 +484,12 @@ def steps_of_a_poll(blocked: int, kept: int) -> int:
     tx, now = new_store(), 1000.0
     add_done(tx, [delivery(f"done-{number}", 1.0) for number in range(kept)])
     for number in range(kept):
-        deliveries.park(tx, HERE, delivery(f"parked-{number}", 1.0), None)
+        admission.park(tx, HERE, delivery(f"parked-{number}", 1.0), None)
     incoming = [
         NewDelivery(f"k{number}", "order.paid", b"{}", 7, now, f"s{number % 4}", True)
         for number in range(blocked)
     ]
-    deliveries.accept_all(tx, HERE, [Arriving(each, None) for each in incoming])
+    admission.accept_all(tx, HERE, [Arriving(each, None) for each in incoming])
     held: dict[str, Lease] = {}
     while True:
         claimed, _ = leases.claim_due(
@@ -497,7 +498,7 @@ def steps_of_a_poll(blocked: int, kept: int) -> int:
         held |= claimed.leases
         if not claimed.more:
             break
-    deliveries.finish(tx, held["k0"], Done(), now)
+    runs.finish(tx, held["k0"], Done(), now)
     found = []
     steps = steps_of(
         tx,
@@ -523,7 +524,7 @@ def test_polls_one_after_the_other_reach_the_first_of_every_lane() -> None:
         for place in range(2 * number)
     ]
     incoming.insert(number, delivery("unordered", now))
-    deliveries.accept_all(tx, HERE, [Arriving(each, None) for each in incoming])
+    admission.accept_all(tx, HERE, [Arriving(each, None) for each in incoming])
     place, taken, polls = leases.PollCursor(), list[str](), 0
     while True:
         claimed, place = leases.claim_due(tx, HERE, place, limit=1000, now=now, take_expired=True)

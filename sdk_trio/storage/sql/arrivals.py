@@ -1,4 +1,4 @@
-"""Arrivals: how a delivery is added, found by its key, and removed.
+"""Arrivals: how a delivery is added, found by its key, and removed by age or with its tenant.
 
 On PostgreSQL keys are unique and found in the table ``arrival_key``: ``arrival`` is partitioned
 (:mod:`storage.engines.postgres_days`), and a unique index of keys would hold within a partition
@@ -100,7 +100,7 @@ def add(
     table: StateTable,
     states: Sequence[Sequence[Any]],
     *,
-    surely_new: bool = False,
+    all_new: bool = False,
     whole_unit: bool = False,
 ) -> list[int | None]:
     """Add the deliveries whose keys are new; return their sequences, None for the others.
@@ -110,7 +110,7 @@ def add(
         deliveries: of different keys.
         table: that of their state.
         states: the values of its columns, for each delivery.
-        surely_new: the caller knows that all keys are new.
+        all_new: the caller knows that all keys are new; they are not looked up.
         whole_unit: the caller changes nothing else if a row is added.
     """
     if not tx.dialect.is_sqlite:
@@ -119,7 +119,7 @@ def add(
         rows = [(*_values_of(each), *state) for each, state in given]
         added: dict[str, int] = dict(tx.insert(insert, rows, whole_unit=whole_unit))
         return [added.get(each.key) for each in deliveries]
-    known = () if surely_new else find(tx, [each.key for each in deliveries])
+    known = () if all_new else find(tx, [each.key for each in deliveries])
     # Without a query, if no one else has written since.
     known_last: int | None = tx.last_sequence  # type: ignore[attr-defined]
     before = last = last_sequence(tx) if known_last is None else known_last
@@ -351,3 +351,78 @@ def remove(tx: SqlTransaction, sequences: Sequence[int]) -> int:
         tx.run(_REMOVE_SEGMENTS, segments=segments)
     tx.note_change(done=-done)
     return removed
+
+
+# -- retention ---------------------------------------------------------------------------------
+
+# Like redelivery and replay, the retention locks the row of `arrival` before any other. It skips
+# rows that they have locked: those are no longer old, or the next pass finds them.
+_LOCK_FREE_ARRIVALS = """
+SELECT sequence FROM arrival WHERE sequence IN ints(:sequences) ORDER BY sequence
+FOR UPDATE SKIP LOCKED
+"""
+
+_STILL_DONE = """
+SELECT sequence FROM ended WHERE sequence IN ints(:sequences) AND finished_at < :before
+FOR UPDATE SKIP LOCKED
+"""
+
+_STILL_PARKED = """
+SELECT sequence FROM work WHERE sequence IN ints(:sequences) AND state = 'parked'
+FOR UPDATE SKIP LOCKED
+"""
+
+_DROP_BODIES = """
+UPDATE arrival SET raw = NULL WHERE sequence IN ints(:sequences) AND raw IS NOT NULL
+"""
+
+
+def delete_bodies(tx: SqlTransaction, sequences: Sequence[int], before: float) -> int:
+    """Delete the bodies of deliveries that are still done and ended before that time; count them.
+
+    A reader found them outside of this transaction, so some may have been put back meanwhile. Their
+    evidence is deleted, too.
+    """
+    old = _lock_old(tx, sequences, _STILL_DONE, before=before)
+    dropped = tx.run(_DROP_BODIES, sequences=old)
+    tx.run("DELETE FROM evidence WHERE sequence IN ints(:sequences)", sequences=old)
+    return dropped
+
+
+def delete_done(tx: SqlTransaction, sequences: Sequence[int], before: float) -> int:
+    """Delete deliveries that are still done and ended before that time; count them."""
+    return remove(tx, _lock_old(tx, sequences, _STILL_DONE, before=before))
+
+
+def delete_parked(tx: SqlTransaction, sequences: Sequence[int], before: float) -> int:
+    """Delete deliveries that are still parked; count them. The reader has checked ``before``."""
+    return remove(tx, _lock_old(tx, sequences, _STILL_PARKED))
+
+
+def _lock_old(tx: SqlTransaction, sequences: Sequence[int], still: str, **values: Any) -> list[int]:
+    numbers = list(sequences)
+    if not tx.dialect.is_sqlite:
+        numbers = [row[0] for row in tx.all(_LOCK_FREE_ARRIVALS, sequences=numbers)]
+    # A separate statement: it sees changes that were committed before the locks were taken.
+    return [row[0] for row in tx.all(still, sequences=numbers, **values)]
+
+
+_STILL_OWNED = """
+SELECT sequence FROM arrival WHERE sequence IN ints(:sequences) AND tenant_id = :tenant_id
+ORDER BY sequence FOR UPDATE
+"""
+
+_EVIDENCE_OF = """
+DELETE FROM evidence WHERE id IN (SELECT id FROM evidence WHERE tenant_id = :tenant_id LIMIT :limit)
+"""
+
+
+def erase(tx: SqlTransaction, sequences: Sequence[int], tenant_id: str) -> int:
+    """Delete those deliveries that are the tenant's, in any state; count them."""
+    rows = tx.all(_STILL_OWNED, sequences=list(sequences), tenant_id=tenant_id)
+    return remove(tx, [sequence for (sequence,) in rows])
+
+
+def erase_evidence(tx: SqlTransaction, tenant_id: str, limit: int) -> int:
+    """Delete up to ``limit`` of the tenant's bodies under keys of other deliveries; count them."""
+    return tx.run(_EVIDENCE_OF, tenant_id=tenant_id, limit=limit)

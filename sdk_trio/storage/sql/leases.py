@@ -35,7 +35,7 @@ from ...records.deliveries import (
 from ...records.policies import NO_LIMITS, ClaimLimits
 from ..admission import CLOCK_SLACK_SECONDS, LeaseTerms
 from . import policies
-from .deliveries import new_token
+from .admission import new_token
 from .dialect import SqlTransaction
 from .reads import by_sequence
 from .schema import MAY_HAVE_RUN, NO_LEASE, unfinished
@@ -322,7 +322,7 @@ def _lease(
     chosen: policies.ChosenEvents,
     now: float,
 ) -> Due:
-    """Lease deliveries, oldest arrival first; ``first_runs`` are those that surely never ran."""
+    """Lease deliveries, oldest arrival first; ``first_runs`` are those that never ran."""
     if not sequences:
         return Due([], False, None, superseded=chosen.superseded)
     token = new_token()

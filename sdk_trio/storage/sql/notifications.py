@@ -23,7 +23,7 @@ from ...records.notifications import (
     too_old,
 )
 from ..admission import LeaseTerms
-from .deliveries import write_checkpoint
+from .checkpoints import write_checkpoint
 from .dialect import (
     Insert,
     SqlPart,

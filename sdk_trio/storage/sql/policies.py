@@ -28,8 +28,9 @@ from ...base.throttle import TokenBucket
 from ...events.coalescing import SUPERSEDED, WaitingEvent, coalesce, time_of_state
 from ...records.policies import ClaimLimits, EventPause, GroupLimit, burst_of
 from ..admission import CLOCK_SLACK_SECONDS, LeaseTerms
-from .deliveries import RunEnd, end_all, new_token, note_reason
+from .admission import new_token
 from .dialect import SqlTransaction
+from .runs import RunEnd, end_all, note_reason
 from .schema import NO_LEASE, unfinished
 
 #: The most events whose group one claim finds or changes.

@@ -115,12 +115,6 @@ def evidence(tx: SqlTransaction, key: str) -> Sequence[EvidenceRecord]:
     return [EvidenceRecord(*row) for row in rows]
 
 
-def read_checkpoint(tx: SqlTransaction, name: str) -> str | None:
-    """Return the value under ``name``, or None."""
-    row = tx.one("SELECT value FROM checkpoint WHERE name = :name", name=name)
-    return None if row is None else str(row[0])
-
-
 # -- listing -------------------------------------------------------------------------------------
 
 #: The most by which the clocks of two hosts are expected to differ, in seconds. A listing by time

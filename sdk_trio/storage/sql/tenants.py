@@ -34,7 +34,7 @@ from ...records.tenants import (
     taken,
 )
 from ...records.upgrades import Assigned, StoredBody, UpgradeMarker, UpgradeState
-from . import arrivals, deliveries, leases, reads
+from . import admission, arrivals, checkpoints, leases, reads
 from .dialect import Row, SqlPart, SqlTransaction, committed, on_reader
 
 T = TypeVar("T")
@@ -159,8 +159,8 @@ def purge(
     require_version(_version_of(tx, tenant.id), tenant, expected=tenant.version)
     # Usually few: Inbox.erase has already removed the others in short transactions.
     left = reads.of_tenant(tx, tenant.id, after=0, limit=_ALL)
-    deliveries.erase(tx, left, tenant.id)
-    deliveries.erase_evidence(tx, tenant.id, _ALL)
+    arrivals.erase(tx, left, tenant.id)
+    arrivals.erase_evidence(tx, tenant.id, _ALL)
     tx.run(_DELETE_NOTIFICATIONS, tenant_id=tenant.id)
     removed = tx.run("DELETE FROM outbox WHERE tenant_id = :tenant_id", tenant_id=tenant.id)
     audits = 0
@@ -172,7 +172,7 @@ def purge(
     tx.run("DELETE FROM source WHERE tenant_id = :tenant_id", tenant_id=tenant.id)
     tx.run("DELETE FROM tenant WHERE id = :tenant_id", tenant_id=tenant.id)
     if tenant.organization_id is not None:
-        deliveries.write_checkpoint(tx, erasure_mark(tenant.organization_id), tenant.id)
+        checkpoints.write_checkpoint(tx, erasure_mark(tenant.organization_id), tenant.id)
     note(tx, audit)
     return TenantPurged(removed, audits)
 
@@ -224,7 +224,7 @@ def owner_of(tx: SqlTransaction, organization_id: str) -> Tenant | str | None:
     If its tenant was purged, and it has none now, return the id of the purged one.
     """
     tenant = get(tx, "organization_id", organization_id)
-    return tenant or reads.read_checkpoint(tx, erasure_mark(organization_id))
+    return tenant or checkpoints.read_checkpoint(tx, erasure_mark(organization_id))
 
 
 def holders(
@@ -473,7 +473,7 @@ def _save(tx: SqlTransaction, marker: UpgradeMarker) -> None:
         finished_at=marker.finished_at,
     )
     finished = None if marker.finished is None else json.dumps(marker.finished)
-    deliveries.write_checkpoint(tx, _FINISHED, finished)
+    checkpoints.write_checkpoint(tx, _FINISHED, finished)
 
 
 def _marker(tx: SqlTransaction) -> UpgradeMarker | None:
@@ -505,7 +505,7 @@ def _assign(tx: SqlTransaction, marker: UpgradeMarker, *, limit: int) -> Assigne
     sequences = [sequence for sequence, tenant_id in batch if tenant_id is None]
     assigned = arrivals.assign(tx, sequences, marker.tenant_id or "")
     for sequence, tenant_id, subject in tx.all(_IN_LANES_OF_BATCH, sequences=sequences):
-        tx.run(_MOVE_LANE, lane=deliveries.lane_of(True, tenant_id, subject), sequence=sequence)
+        tx.run(_MOVE_LANE, lane=admission.lane_of(True, tenant_id, subject), sequence=sequence)
     moved = msgspec.structs.replace(marker, position=str(batch[-1][0]))
     _save(tx, moved)
     tx.note_change()

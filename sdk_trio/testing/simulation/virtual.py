@@ -13,7 +13,7 @@ from unittest.mock import patch
 import trio.testing
 
 from ...base import clock
-from ...storage.sql import deliveries
+from ...storage.sql import admission
 from .scheduler import Timers
 
 #: The wall clock at the beginning of each simulation, in Unix seconds: 2026-01-01, midnight UTC.
@@ -99,12 +99,12 @@ def seeded(seed: int) -> Iterator[None]:
         )
         stack.enter_context(patch.object(os, "getpid", lambda: PROCESS_ID))
         random.seed(f"{seed}/random")
-        deliveries._tokens.seed(f"{seed}/tokens")
+        admission._tokens.seed(f"{seed}/tokens")
         gc.disable()
         try:
             yield
         finally:
             random.setstate(state)
-            deliveries._tokens.seed()
+            admission._tokens.seed()
             if collected:
                 gc.enable()
