@@ -184,8 +184,13 @@ TRANSITIONS = tuple(map(pascal_case, TemplatesOptions.__struct_fields__))
 
 STRATEGY = f"{UPGRADE}:DefaultTenantStrategy"
 
-#: The switches of whole sections.
-_GATES = (USE_REPLICATION, NOTIFICATIONS_ENABLED, ALERTS_ENABLED)
+
+def _fold(key: str) -> str:
+    return f"{key.casefold()}:"
+
+
+#: The switches of whole sections, folded.
+_GATES = tuple(map(_fold, (USE_REPLICATION, NOTIFICATIONS_ENABLED, ALERTS_ENABLED)))
 
 
 def used_settings(settings: Settings, invalid: Collection[str] = ()) -> tuple[Setting, ...]:
@@ -207,18 +212,18 @@ def is_unused(key: str, settings: Settings, invalid: Collection[str] = ()) -> bo
 
 def is_below(key: str, prefix: str) -> bool:
     """Return whether ``key`` is ``prefix`` or below it, case-insensitively."""
-    return f"{key.casefold()}:".startswith(f"{prefix.casefold()}:")
+    return _fold(key).startswith(_fold(prefix))
 
 
-def _is_switched_off(key: str, unused: list[str]) -> bool:
+def _is_switched_off(key: str, unused: tuple[str, ...]) -> bool:
+    folded = _fold(key)
     # The switches themselves are always checked: a typing error in one must not disable its
     # section.
-    if any(is_below(key, gate) for gate in _GATES):
-        return False
-    return any(is_below(key, prefix) for prefix in unused)
+    return folded.startswith(unused) and not folded.startswith(_GATES)
 
 
-def _unused(settings: Settings, invalid: Collection[str]) -> list[str]:
+def _unused(settings: Settings, invalid: Collection[str]) -> tuple[str, ...]:
+    """Return the folded prefixes of the keys that other settings disable."""
     replication = settings.multi_tenant.file_db.replication
     notifications = settings.multi_tenant.notifications
     enabled = enabled_channels(notifications)
@@ -254,7 +259,7 @@ def _unused(settings: Settings, invalid: Collection[str]) -> list[str]:
         or STRATEGY in invalid
     ):
         prefixes += [f"{UPGRADE}:LiteralDefaultTenantSlug", f"{UPGRADE}:LiteralDefaultTenantName"]
-    return prefixes
+    return tuple(map(_fold, prefixes))
 
 
 def _unused_of_alerts(settings: Settings, invalid: Collection[str]) -> list[str]:

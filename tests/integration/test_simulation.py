@@ -8,6 +8,7 @@ import time
 
 import apsw
 import pytest
+import seeds
 import trio
 from planted_bugs import BUGS, SOURCES, handlers, handlers_for, look_for, make_upstream
 
@@ -106,10 +107,21 @@ def test_a_story_has_no_directory_of_this_machine():
 @pytest.mark.parametrize("kind", KINDS)
 def test_clean_seeds_are_clean_and_something_happens_in_them(kind):
     world, _ = KINDS[kind]
-    report = simulate(lambda: handlers_for(world), seeds=4, world=world)
+    report = simulate(lambda: handlers_for(world), seeds=2, world=world)
     assert report.acknowledged == report.seeds * World().events
     assert report.runs > report.acknowledged
-    assert report.hours > 0.05
+    assert report.hours > 0.02
+
+
+@pytest.mark.parametrize("first", range(0, 200, 25))
+def test_worlds_that_their_seeds_have_drawn_are_clean(first):
+    sums = seeds.Sums()
+    for outcome in map(seeds.simulate, range(first, first + 25)):
+        sums.add(outcome)
+    assert sums.failed == []
+    assert sums.acknowledged
+    assert sums.faults
+    assert len(sums.kinds) > 4
 
 
 def test_several_processes_share_the_seeds_and_find_the_same():
