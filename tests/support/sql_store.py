@@ -9,7 +9,11 @@ import apsw
 
 from sdk_trio.records.deliveries import NewDelivery
 from sdk_trio.storage.admission import LeaseTerms
-from sdk_trio.storage.engines.sqlite_connection import SQLITE, SqliteTransaction
+from sdk_trio.storage.engines.sqlite_connection import (
+    SQLITE,
+    SqliteTransaction,
+    configure,
+)
 from sdk_trio.storage.sql import runs
 from sdk_trio.storage.sql.schema import statements
 
@@ -19,6 +23,7 @@ TERMS = LeaseTerms(owner="here", lease_seconds=10.0, dedup_seconds=30.0, payload
 def new_store() -> SqliteTransaction:
     """Return a transaction, which commits each statement, on an empty store in memory."""
     connection = apsw.Connection(":memory:")
+    configure(connection)
     for statement in statements(SQLITE):
         connection.execute(statement)
     return SqliteTransaction(connection)

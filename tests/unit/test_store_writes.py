@@ -6,6 +6,7 @@ here are the promises that leases, lanes and the three tables of a delivery rest
 
 from typing import Any
 
+import apsw
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -515,6 +516,27 @@ def steps_of_a_poll(blocked: int, kept: int) -> int:
 
 def test_a_poll_for_the_next_of_a_lane_does_not_read_the_backlog() -> None:
     assert steps_of_a_poll(8000, 0) <= 1.5 * steps_of_a_poll(2000, 0)
+
+
+def test_a_poll_compiles_no_statement_again() -> None:
+    tx = new_store()
+    compiled: list[str | None] = []
+
+    def note(_operation: int, table: str | None, *_: str | None) -> int:
+        compiled.append(table)
+        return apsw.SQLITE_OK
+
+    def poll(limit: int) -> None:
+        leases.claim_due(
+            tx, HERE, leases.PollCursor(), limit=limit, now=clock.wall(), take_expired=True
+        )
+
+    tx.connection.authorizer = note
+    poll(1)
+    assert "work" in compiled
+    compiled.clear()
+    poll(2)
+    assert compiled == []
 
 
 def test_polls_one_after_the_other_reach_the_first_of_every_lane() -> None:

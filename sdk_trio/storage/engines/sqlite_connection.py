@@ -168,7 +168,7 @@ def connect_writer(file: str, prepare: Callable[[apsw.Connection], None]) -> aps
         os.close(open_file(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
     connection = open_database(file, flags=apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE)
     try:
-        connection.set_busy_timeout(int(BUSY_SECONDS * 1000))
+        configure(connection)
         connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
         prepare(connection)
         _use_log(connection)
@@ -189,7 +189,7 @@ def connect_reader(file: str) -> apsw.Connection:
         apsw.Error: SQLite could not open it.
     """
     connection = open_database(file, flags=apsw.SQLITE_OPEN_READONLY)
-    connection.set_busy_timeout(int(BUSY_SECONDS * 1000))
+    configure(connection)
     return connection
 
 
@@ -203,12 +203,20 @@ def opened(file: str, flags: int = apsw.SQLITE_OPEN_READONLY) -> Iterator[apsw.C
     try:
         connection = open_database(file, flags=flags)
         try:
-            connection.set_busy_timeout(int(BUSY_SECONDS * 1000))
+            configure(connection)
             yield connection
         finally:
             connection.close()
     except apsw.Error as error:
         raise describe_failure(error, file) from error
+
+
+def configure(connection: apsw.Connection) -> None:
+    """Configure a connection for reading or writing."""
+    connection.set_busy_timeout(int(BUSY_SECONDS * 1000))
+    # Plans must not depend on bound values. Otherwise each new value of a LIMIT compiles its
+    # statement again, which was most of the cost of a poll.
+    connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
 
 
 def _use_log(connection: apsw.Connection) -> None:
