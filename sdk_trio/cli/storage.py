@@ -21,17 +21,17 @@ if not describing():
     from ..base.private_files import keep_files_private
     from ..config import Settings, StorageBackend
     from ..storage import backup
-    from ..storage.copying import SqlitePlace
     from ..storage.data_directory import DATABASE_NAME, lock_data_directory
     from ..storage.examine import CheckResult, StoreStatus, check_file, status_of_file
     from ..storage.open import postgres_address
+    from ..storage.places import PostgresPlace, SqlitePlace
     from .settings import load
     from .store import why_unreachable
     from .terminal import ByteProgress, print_json, print_rows, say, size_text
 
 if TYPE_CHECKING:
     from ..storage.backup import Manifest
-    from ..storage.copying import Place
+    from ..storage.places import Place
     from ..storage.transfer import Transfer
 
 _ENGINES = ("sqlite", "postgres")
@@ -177,7 +177,7 @@ def migrate(arguments: Namespace) -> int:
     lock: AbstractContextManager[object] = (
         nullcontext() if arguments.dry_run else lock_data_directory(settings.storage.path)
     )
-    with lock, transfer.connected(address) as database:
+    with lock, PostgresPlace.connected(address) as database:
         here = SqlitePlace(file)
         ends: tuple[Place, Place] = (here, database) if to_postgres else (database, here)
         if arguments.dry_run:

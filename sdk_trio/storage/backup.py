@@ -27,19 +27,10 @@ from ..base import clock
 from ..base.opener import open_file, sync_file, sync_path
 from ..errors import StoreVersionError
 from .admission import LeaseTerms
-from .copying import (
-    Report,
-    SqlitePlace,
-    TransferError,
-    check_target,
-    count_rows,
-    filling_file,
-    opened,
-    put_in_place,
-    remove_file,
-)
+from .copying import Report, TransferError, count_rows
 from .data_directory import DATABASE_NAME
 from .open import LEASE_SECONDS
+from .places import SqlitePlace, SqliteSide, filling_file, put_in_place, remove_file
 from .sql import leases
 from .sql.dialect import SqlTransaction
 from .sql.reads import other_tables
@@ -180,7 +171,7 @@ def copy_file(source: Path, file: Path, report: Report) -> None:
         return False
 
     os.close(open_file(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
-    with opened(source) as side:
+    with SqliteSide.connected(source) as side:
         connection = side.connection
         side.state.require_current()
         connection.set_progress_handler(steps, _STEPS)
@@ -197,7 +188,7 @@ def copy_file(source: Path, file: Path, report: Report) -> None:
 
 def _describe(database: Path, *, made_at: str, backend: str, report: Report) -> Manifest:
     report("check", 0)
-    with opened(database) as side:
+    with SqliteSide.connected(database) as side:
         _require_whole(side.connection, str(database))
         rows, tables = count_rows(side.tx), other_tables(side.tx)
     with open(database, "rb", opener=open_file) as content:
@@ -341,7 +332,7 @@ def restore(file: Path, directory: Path, put: Put, *, report: Report) -> Manifes
             with _reading(file, file) as (manifest, blocks):
                 report("verify", 0)
                 _write(unpacked, blocks)
-            with opened(unpacked) as side:
+            with SqliteSide.connected(unpacked) as side:
                 if side.state.version != VERSION:
                     raise TransferError(f"{file} holds no store of this program")
                 _require_whole(side.connection, str(file))
@@ -382,9 +373,9 @@ def put_file(
         StorageError: it cannot be used.
         OSError: the disk failed.
     """
-    check_target(SqlitePlace(target))
+    SqlitePlace(target).survey().require_fillable()
     report("put in place", 0)
-    with opened(file, apsw.SQLITE_OPEN_READWRITE) as side:
+    with SqliteSide.connected(file, apsw.SQLITE_OPEN_READWRITE) as side:
         side.connection.execute("BEGIN IMMEDIATE")
         finish(side.tx)
         side.connection.execute("COMMIT")

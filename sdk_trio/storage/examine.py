@@ -15,7 +15,7 @@ import attrs
 from ..base import clock
 from ..records.deliveries import DeliveryState
 from .admission import TAKEN_OVER_SECONDS
-from .engines.sqlite_connection import SqliteTransaction, opened
+from .engines.sqlite_connection import SqliteTransaction, connected
 from .sql.admission import lane_of
 from .sql.arrivals import HIGHEST, INDEXED, SEGMENT_BITS
 from .sql.dialect import SqlTransaction
@@ -76,7 +76,7 @@ def examine(file: Path, *, now: float, check_seconds: float) -> Examination:
     Raises:
         StoreUnavailableError: it cannot be opened or read.
     """
-    with opened(str(file)) as connection:
+    with connected(str(file)) as connection:
         tx = SqliteTransaction(connection)
         checked, damage = _check(connection, check_seconds)
         known = Examination(
@@ -219,7 +219,7 @@ def status_of_file(file: Path) -> StoreStatus:
     Raises:
         StoreUnavailableError: it cannot be opened or read.
     """
-    with opened(str(file)) as connection:
+    with connected(str(file)) as connection:
         tx = SqliteTransaction(connection)
         rows = tx.all(TABLES_ON_SQLITE)
         state = state_of_file(connection, str(file))
@@ -377,7 +377,7 @@ def check_file(file: Path, report: Callable[[str], None]) -> Sequence[CheckResul
         StoreUnavailableError: it cannot be opened or read.
         StoreVersionError: it is not a store of this version.
     """
-    with opened(str(file)) as connection:
+    with connected(str(file)) as connection:
         tx = SqliteTransaction(connection)
         state_of_file(connection, str(file)).require_current_or_moved()
         # One snapshot for all of them.

@@ -194,8 +194,8 @@ def connect_reader(file: str) -> apsw.Connection:
 
 
 @contextmanager
-def opened(file: str, flags: int = apsw.SQLITE_OPEN_READONLY) -> Iterator[apsw.Connection]:
-    """Open the existing ``file`` for the block.
+def connected(file: str, flags: int = apsw.SQLITE_OPEN_READONLY) -> Iterator[apsw.Connection]:
+    """Connect to the existing ``file`` for the block.
 
     Raises:
         StoreUnavailableError: SQLite or the disk failed, here or in the block.
