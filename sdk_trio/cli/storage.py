@@ -23,15 +23,15 @@ if not describing():
     from ..storage import backup
     from ..storage.data_directory import DATABASE_NAME, lock_data_directory
     from ..storage.examine import CheckResult, StoreStatus, check_file, status_of_file
+    from ..storage.locations import PostgresLocation, SqliteLocation
     from ..storage.open import postgres_address
-    from ..storage.places import PostgresPlace, SqlitePlace
     from .settings import load
     from .store import why_unreachable
     from .terminal import ByteProgress, print_json, print_rows, say, size_text
 
 if TYPE_CHECKING:
     from ..storage.backup import Manifest
-    from ..storage.places import Place
+    from ..storage.locations import Location
     from ..storage.transfer import Transfer
 
 _ENGINES = ("sqlite", "postgres")
@@ -177,9 +177,9 @@ def migrate(arguments: Namespace) -> int:
     lock: AbstractContextManager[object] = (
         nullcontext() if arguments.dry_run else lock_data_directory(settings.storage.path)
     )
-    with lock, PostgresPlace.connected(address) as database:
-        here = SqlitePlace(file)
-        ends: tuple[Place, Place] = (here, database) if to_postgres else (database, here)
+    with lock, PostgresLocation.connected(address) as database:
+        here = SqliteLocation(file)
+        ends: tuple[Location, Location] = (here, database) if to_postgres else (database, here)
         if arguments.dry_run:
             return _show_plan(transfer.plan(*ends), as_json=as_json)
         with _progress() as report:

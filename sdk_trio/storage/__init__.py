@@ -19,7 +19,7 @@ Other data: ``sql/checkpoints.py``, ``sql/tenants.py``, ``sql/notifications.py``
 ``sql/alerts.py``, ``subjects.py`` (the newest state of a subject), ``data_directory.py`` (its
 lock).
 
-For operators: ``backup.py``, ``copying.py``, ``places.py``, ``transfer.py``,
+For operators: ``backup.py``, ``copying.py``, ``locations.py``, ``transfer.py``,
 ``examine.py``, ``examine_postgres.py``.
 """
 

@@ -29,8 +29,8 @@ from ..errors import StoreVersionError
 from .admission import LeaseTerms
 from .copying import Report, TransferError, count_rows
 from .data_directory import DATABASE_NAME
+from .locations import SqliteLocation, SqliteSide, filling_file, put_in_place, remove_file
 from .open import LEASE_SECONDS
-from .places import SqlitePlace, SqliteSide, filling_file, put_in_place, remove_file
 from .sql import leases
 from .sql.dialect import SqlTransaction
 from .sql.reads import other_tables
@@ -373,7 +373,7 @@ def put_file(
         StorageError: it cannot be used.
         OSError: the disk failed.
     """
-    SqlitePlace(target).survey().require_fillable()
+    SqliteLocation(target).survey().require_fillable()
     report("put in place", 0)
     with SqliteSide.connected(file, apsw.SQLITE_OPEN_READWRITE) as side:
         side.connection.execute("BEGIN IMMEDIATE")

@@ -1,9 +1,9 @@
 """A copy of a whole store, table by table, between files of SQLite and databases of PostgreSQL.
 
-A :class:`Side` is an open store; ``storage.places`` has one for each engine. It gives and takes the
-rows of the tables that both engines have, in the order of their primary keys. The tables that each
-engine derives from them are filled at the end of the copy. The digest of a table covers its rows
-and is the same on every engine, so a copy is compared by digests.
+A :class:`Side` is an open store: ``storage.locations`` has one for each engine. It gives and takes
+the rows of the tables that both engines have, in the order of their primary keys. The tables that
+each engine derives from them are filled at the end of the copy. The digest of a table covers its
+rows and is the same on every engine, so a copy is compared by digests.
 """
 
 import hashlib

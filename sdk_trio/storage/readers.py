@@ -42,7 +42,7 @@ class ReaderPool:
     Args:
         connect: opens a connection, in a thread; it raises a
             :class:`~sdk_trio.errors.StoreUnavailableError`.
-        place: the store's name for people.
+        place: where the store is, in words.
         limit: the most queries at once, each on a connection of its own.
     """
 

@@ -14,11 +14,11 @@ import attrs
 from ..errors import StorageError
 from .copying import Report, Side, copy, count_rows, digests
 from .engines.postgres_address import PostgresAddress
-from .places import (
+from .locations import (
     Fillable,
-    Place,
-    PostgresPlace,
-    SqlitePlace,
+    Location,
+    PostgresLocation,
+    SqliteLocation,
     SqliteSide,
     compare,
     new_file,
@@ -47,7 +47,7 @@ class Transfer:
     refusal: str | None = None
 
 
-def plan(source: Place, target: Place) -> Transfer:
+def plan(source: Location, target: Location) -> Transfer:
     """Look at both stores and change nothing; blocks.
 
     Raises:
@@ -65,12 +65,12 @@ def plan(source: Place, target: Place) -> Transfer:
         return attrs.evolve(found, refusal=str(error))
 
 
-def move(source: Place, target: Place, *, report: Report) -> Transfer:
-    """Move a store to another place; blocks. The caller holds the lock of the data directory.
+def move(source: Location, target: Location, *, report: Report) -> Transfer:
+    """Move a store to another location; blocks. The caller holds the lock of the data directory.
 
     Args:
-        source: the place of a store.
-        target: an empty place, or that of an earlier move that was not completed.
+        source: the location of a store.
+        target: an empty location, or that of an earlier move that was not completed.
         report: called again and again.
 
     Raises:
@@ -92,10 +92,10 @@ def move(source: Place, target: Place, *, report: Report) -> Transfer:
     return moved
 
 
-def _describe(source: Place, side: Side, target: Place, rows: Mapping[str, int]) -> Transfer:
+def _describe(source: Location, side: Side, target: Location, rows: Mapping[str, int]) -> Transfer:
     # In PostgreSQL, the application's tables are in schemas of its own.
     left = other_tables(side.tx) if side.tx.dialect.is_sqlite else ()
-    return Transfer(source=source.name, target=target.name, rows=rows, left_behind=left)
+    return Transfer(source=source.place, target=target.place, rows=rows, left_behind=left)
 
 
 # -- backups -------------------------------------------------------------------------------------
@@ -109,11 +109,11 @@ def copy_database(address: PostgresAddress, file: Path, report: Report) -> None:
         StorageError: the store cannot be read, or the file not be written.
         OSError: the file cannot be made.
     """
-    with PostgresPlace.connected(address) as source, source.reading() as side:
+    with PostgresLocation.connected(address) as source, source.reading() as side:
         side.state.require_current()
         with new_file(file) as target:
             copied = copy(side, target, report)
-    compare(SqlitePlace(file), copied, report)
+    compare(SqliteLocation(file), copied, report)
 
 
 def restore_database(
@@ -134,7 +134,7 @@ def restore_database(
         StoreLockedError: a program works on it.
         StorageError: one of the stores cannot be used.
     """
-    with PostgresPlace.connected(address) as target:
+    with PostgresLocation.connected(address) as target:
         with SqliteSide.connected(file) as source:
             target.fill(source, report)
         target.complete(finish)

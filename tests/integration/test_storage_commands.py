@@ -270,7 +270,7 @@ def test_a_dry_run_of_the_way_back_changes_nothing(
 KILLER = """
 import os, signal, sys
 from pathlib import Path
-from sdk_trio.storage import copying, places, transfer
+from sdk_trio.storage import copying, locations, transfer
 from sdk_trio.storage.engines.postgres_address import PostgresAddress
 from sdk_trio.storage.engines.postgres_connection import StoreConnection
 
@@ -295,15 +295,15 @@ def placed(*arguments):
     count()
 
 StoreConnection.execute = counted
-put_in_place, places.put_in_place = places.put_in_place, placed
+put_in_place, locations.put_in_place = locations.put_in_place, placed
 for run in range(1, 400):
     pid = os.fork()
     if not pid:
         left = 4 * run
         try:
             report = lambda *_: count()
-            with places.PostgresPlace.connected(address) as database:
-                ends = places.SqlitePlace(file), database
+            with locations.PostgresLocation.connected(address) as database:
+                ends = locations.SqliteLocation(file), database
                 transfer.move(*(ends if way == "to_postgres" else reversed(ends)), report=report)
             os._exit(0)
         except BaseException as error:
@@ -315,7 +315,7 @@ for run in range(1, 400):
         sys.exit(os.waitstatus_to_exitcode(status))
     # The server notices in its own time.
     own = address.connect()
-    while execute(own, places._OTHERS).fetchone() != (0,):
+    while execute(own, locations._OTHERS).fetchone() != (0,):
         pass
     own.close()
 """
@@ -355,10 +355,10 @@ def test_a_move_to_sqlite_that_is_killed_is_repeated(
 def test_half_a_move_is_no_store(
     command_line: CommandLine, file: Path, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sdk_trio.storage import places
+    from sdk_trio.storage import locations
 
     with monkeypatch.context() as patch:
-        patch.setattr(places, "compare", lambda *_: 1 / 0)
+        patch.setattr(locations, "compare", lambda *_: 1 / 0)
         assert command_line(*TO_POSTGRES).status == 1
     half = command_line("events", "list", *ON_POSTGRES)
     assert (half.status, "storage migrate" in half.err) == (78, True)
@@ -378,7 +378,7 @@ def test_half_a_move_is_no_store(
 def test_a_row_that_differs_is_noticed_before_the_source_is_marked(
     command_line: CommandLine, file: Path, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sdk_trio.storage.places import PostgresSide
+    from sdk_trio.storage.locations import PostgresSide
 
     analyze = PostgresSide.analyze
 
@@ -431,7 +431,7 @@ def test_a_program_that_has_just_ended_is_not_in_the_way(
     command_line: CommandLine, file: Path, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server lists its connection for a moment longer, as after a move that has failed."""
-    from sdk_trio.storage import places
+    from sdk_trio.storage import locations
     from sdk_trio.storage.engines.postgres_connection import StoreConnection
 
     ending = database.address.connect()
@@ -439,7 +439,7 @@ def test_a_program_that_has_just_ended_is_not_in_the_way(
 
     def look_before_it_ends(connection, statement, *arguments):
         found = execute(connection, statement, *arguments)
-        if statement is places._OTHERS:
+        if statement is locations._OTHERS:
             ending.close()
         return found
 

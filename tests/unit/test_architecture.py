@@ -139,7 +139,7 @@ LAZY_IMPORTS = {
     "sdk_trio.server.serve": "hypercorn",
     "sdk_trio.storage.memory.inbox": "tenants",
     "sdk_trio.storage.open": "the backends",
-    "sdk_trio.storage.places": "PostgreSQL, an extra",
+    "sdk_trio.storage.locations": "PostgreSQL, an extra",
     "sdk_trio.storage.inbox": "tenants, messages and the upgrade",
     "sdk_trio.testing.pytest_plugin": "pytest loads the plug-in in every project",
     "sdk_trio.webhooks.receiver": "tenants, the upgrade, tracing",

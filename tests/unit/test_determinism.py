@@ -60,7 +60,7 @@ ALLOWED = {
     ("sdk_trio.config.table", "order of paths"): "becomes a mapping that is looked up",
     ("sdk_trio.runtime.systemd", "time.clock_gettime()"): "a message to systemd",
     ("sdk_trio.server.head", "hash()"): "compares lines in one process; the lines decide",
-    ("sdk_trio.storage.places", "order of _WRITTEN_BY_STARTS"): "deletes from each table",
+    ("sdk_trio.storage.locations", "order of _WRITTEN_BY_STARTS"): "deletes from each table",
     ("sdk_trio.storage.engines.postgres_connection", "order of self._connections"): (
         "PostgreSQL is not simulated"
     ),

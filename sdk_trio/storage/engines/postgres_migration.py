@@ -120,7 +120,7 @@ def state_of_schema(address: PostgresAddress, connection: StoreConnection) -> St
         StoreUnavailableError: the user may not use the schema.
         psycopg.Error: the server failed.
     """
-    name = f"the schema {address.schema} of the database {address.place}"
+    place = f"the schema {address.schema} of the database {address.place}"
     names = (address.schema, address.schema)
     found = connection.execute(_SCHEMA_STATE, names).fetchone() or (0, True, False)
     tables, usable, has_version = found
@@ -132,9 +132,9 @@ def state_of_schema(address: PostgresAddress, connection: StoreConnection) -> St
         )
     if has_version:
         (version,) = connection.execute("SELECT version FROM store").fetchone() or (0,)
-        return StoreState(name, "PostgreSQL", int(version))
+        return StoreState(place, "PostgreSQL", int(version))
     foreign = "holds tables of another program" if tables else None
-    return StoreState(name, "PostgreSQL", None, foreign)
+    return StoreState(place, "PostgreSQL", None, foreign)
 
 
 def read_state(address: PostgresAddress, connection: StoreConnection) -> StoreState:

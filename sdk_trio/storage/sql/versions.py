@@ -30,12 +30,12 @@ _ELSEWHERE = {
 class StoreState(NamedTuple):
     """The store, or the other content, that is found in a file or a schema.
 
-    ``name`` is the store in words, ``engine`` is SQLite or PostgreSQL. ``version`` is that of the
-    schema, :data:`MOVED` or :data:`FILLING`; None without one. ``foreign``: what another program
-    has there; None: nothing.
+    ``place`` is where it is, in words. ``engine`` is SQLite or PostgreSQL. ``version`` is that of
+    the schema, :data:`MOVED` or :data:`FILLING`; None without one. ``foreign``: what another
+    program has there; None: nothing.
     """
 
-    name: str
+    place: str
     engine: str
     version: int | None
     foreign: str | None = None
@@ -84,7 +84,7 @@ class StoreState(NamedTuple):
     def refusal(self, newest: int = VERSION) -> str | None:
         """Return :meth:`problem` as one text that names the store."""
         found = self.problem(newest)
-        return None if found is None else f"{self.name} {found[0]}: {found[1]}"
+        return None if found is None else f"{self.place} {found[0]}: {found[1]}"
 
     def known_version(self, newest: int = VERSION) -> int | None:
         """Return the version that a start finds; None: there is no schema yet.
@@ -100,7 +100,7 @@ class StoreState(NamedTuple):
         """Raise StoreVersionError unless a start opens the store as it is."""
         if self.known_version() != VERSION:
             raise StoreVersionError(
-                f"{self.name} does not have the schema of version {VERSION}: start this version "
+                f"{self.place} does not have the schema of version {VERSION}: start this version "
                 "once"
             )
 
@@ -108,7 +108,7 @@ class StoreState(NamedTuple):
         """Raise StoreVersionError unless it is a store of this version, moved or not."""
         if self.version not in (VERSION, MOVED):
             raise StoreVersionError(
-                f"{self.name} is not a store of version {VERSION}: 'storage status' shows what it "
+                f"{self.place} is not a store of version {VERSION}: 'storage status' shows what it "
                 "is"
             )
 

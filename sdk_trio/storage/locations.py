@@ -1,6 +1,6 @@
-"""The places of stores that are copied: files of SQLite, and schemas of PostgreSQL.
+"""Locations of stores that are copied: files of SQLite, and schemas of PostgreSQL.
 
-A :class:`Place` is where a store is or will be. Its :class:`~.copying.Side` is the open store.
+A :class:`Location` has a store, or will have one. Its :class:`~.copying.Side` is the open store.
 """
 
 import enum
@@ -39,7 +39,7 @@ ENDING_SECONDS = 1.0
 
 
 class Fillable(enum.Enum):
-    """Why a place may be filled."""
+    """Why a location may be filled."""
 
     EMPTY = enum.auto()
     """There is no store, or one without rows."""
@@ -48,7 +48,7 @@ class Fillable(enum.Enum):
 
 
 class Survey(NamedTuple):
-    """What is found at a place.
+    """What is found at a location.
 
     ``used_table`` is a table whose rows show that the store is in use, None without one. ``remedy``
     is the advice if it is.
@@ -69,7 +69,7 @@ class Survey(NamedTuple):
         return cls(state, None, remedy)
 
     def require_fillable(self, *, source_moved: bool = False) -> Fillable:
-        """Return why a store may be copied to the place.
+        """Return why a store may be copied to the location.
 
         Args:
             source_moved: the source is marked as moved, so only a target of that move is filled.
@@ -87,23 +87,23 @@ class Survey(NamedTuple):
             )
         if state.version == MOVED:
             raise TransferError(
-                f"{state.name} holds a store that was moved to {state.other_engine}: {self.remedy}"
+                f"{state.place} holds a store that was moved to {state.other_engine}: {self.remedy}"
             )
         if state.known_version() is not None:
             state.require_current()
         if self.used_table is not None:
             raise TransferError(
-                f"{state.name} is not empty (it has rows in {self.used_table}): {self.remedy}"
+                f"{state.place} is not empty (it has rows in {self.used_table}): {self.remedy}"
             )
         return Fillable.EMPTY
 
 
-class Place(Protocol):
-    """The place of a store that is moved, or of one that will be."""
+class Location(Protocol):
+    """The location of a store that is moved, or of one that will be."""
 
     @property
-    def name(self) -> str:
-        """The place in words."""
+    def place(self) -> str:
+        """The location in words."""
 
     def reading(self) -> AbstractContextManager[Side]:
         """Read the store as it is at one moment."""
@@ -125,7 +125,7 @@ class Place(Protocol):
         """
 
     def fill(self, source: Side, report: Report) -> dict[str, Copied]:
-        """Copy ``source`` to this place, as a store that is marked as being filled, and compare it.
+        """Copy ``source`` here, as a store that is marked as being filled, and compare it.
 
         Raises:
             TransferError: it is not empty, or has other rows than the source afterwards.
@@ -138,15 +138,15 @@ class Place(Protocol):
         """Remove the mark of a store that is being filled."""
 
 
-def compare(place: Place, copied: Mapping[str, Copied], report: Report) -> None:
-    """Raise TransferError if the store at ``place`` has other rows than ``copied``."""
-    with place.reading() as side:
+def compare(location: Location, copied: Mapping[str, Copied], report: Report) -> None:
+    """Raise TransferError if the store at ``location`` has other rows than ``copied``."""
+    with location.reading() as side:
         found = digests(side, report)
     for name, source in copied.items():
         target = found[name]
         if target != source:
             raise TransferError(
-                f"the table {name} of {place.name} has {target.rows} rows with the digest "
+                f"the table {name} of {location.place} has {target.rows} rows with the digest "
                 f"{target.digest[:16]}, and its source has {source.rows} with "
                 f"{source.digest[:16]}: check the disks of both (dmesg) and the source ('storage "
                 "check'), then repeat this"
@@ -268,8 +268,8 @@ def filling_file(file: Path) -> Path:
     return file.with_name(f"{file.name}.filling")
 
 
-class SqlitePlace:
-    """The :class:`Place` of a SQLite file; the caller holds the lock of its directory.
+class SqliteLocation:
+    """The :class:`Location` of a SQLite file; the caller holds the lock of its directory.
 
     Args:
         file: the database, which may not exist.
@@ -277,7 +277,7 @@ class SqlitePlace:
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self.name = str(file)
+        self.place = str(file)
         self._remedy = (
             f"move it away, together with {file.name}-wal and {file.name}-shm if they are there, "
             "and repeat this"
@@ -289,7 +289,7 @@ class SqlitePlace:
     @contextmanager
     def locked(self) -> Iterator[SqliteSide]:
         try:
-            connection = connect_writer(self.name, lambda _: None)
+            connection = connect_writer(self.place, lambda _: None)
             try:
                 connection.execute("BEGIN IMMEDIATE")
                 side = SqliteSide(connection, self._file)
@@ -299,11 +299,11 @@ class SqlitePlace:
             finally:
                 connection.close()
         except apsw.Error as error:
-            raise describe_failure(error, self.name) from error
+            raise describe_failure(error, self.place) from error
 
     def survey(self) -> Survey:
         if not self._file.exists():
-            return Survey(StoreState(self.name, "SQLite", None), None, self._remedy)
+            return Survey(StoreState(self.place, "SQLite", None), None, self._remedy)
         with self.reading() as side:
             return Survey.of(side, self._remedy)
 
@@ -430,8 +430,8 @@ class PostgresSide:
         self._connection.execute("ANALYZE")
 
 
-class PostgresPlace:
-    """The :class:`Place` of a store in PostgreSQL.
+class PostgresLocation:
+    """The :class:`Location` of a store in PostgreSQL.
 
     Args:
         connection: a patient one to the database. It is the only one of this process there.
@@ -441,11 +441,11 @@ class PostgresPlace:
     def __init__(self, connection: "StoreConnection", address: "PostgresAddress") -> None:
         self._connection = connection
         self._address = address
-        self.name = f"{address.place}, schema {address.schema}"
+        self.place = f"{address.place}, schema {address.schema}"
 
     @classmethod
     @contextmanager
-    def connected(cls, address: "PostgresAddress") -> Iterator["PostgresPlace"]:
+    def connected(cls, address: "PostgresAddress") -> Iterator["PostgresLocation"]:
         """Connect to the database for the block.
 
         Raises:
@@ -477,7 +477,7 @@ class PostgresPlace:
         with self.transaction() as side:
             side.state.require_current_or_moved()
             side.lock()
-            # Checked again behind the lock: a move to this place may have begun meanwhile.
+            # Checked again behind the lock: a move to this location may have begun meanwhile.
             side.state.require_current_or_moved()
             yield side
             side.require_alone()
