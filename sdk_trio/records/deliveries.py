@@ -93,8 +93,8 @@ class NewDelivery(msgspec.Struct, frozen=True, gc=False):
         return source_of_signer(self.signer)
 
     @property
-    def owner(self) -> str | None:
-        """The tenant it belongs to, or the source's signer: subjects of two owners never meet."""
+    def tenant_or_signer(self) -> str | None:
+        """The tenant it belongs to, or the source's signer; each has subjects of its own."""
         return self.signer if self.signer.startswith(SOURCE_MARK) else self.tenant_id
 
 

@@ -78,7 +78,7 @@ class ExistingState(enum.Enum):
     """Our own workers will run it or are running it."""
     RUNNING = enum.auto()
     """An inline handler runs it, under a live lease."""
-    WAITING = enum.auto()
+    FAILED_INLINE = enum.auto()
     """It failed or was cut short inline, and waits for the sender's redelivery."""
     DEAD = enum.auto()
     """Its last allowed run failed; a redelivery runs it again."""
@@ -123,7 +123,7 @@ ACCEPTING = {
     ExistingState.FINISHED: _DONE,
     ExistingState.QUEUED: _QUEUED,
     ExistingState.RUNNING: _RUNNING,
-    ExistingState.WAITING: _CONTINUE,
+    ExistingState.FAILED_INLINE: _CONTINUE,
     ExistingState.DEAD: _RESTART,
     ExistingState.PROCESS_ENDED: _DONE,
     ExistingState.PARKED: _RESTART,
@@ -158,7 +158,7 @@ def existing_state(known: Known, *, now: float, dedup_seconds: float) -> Existin
         return ExistingState.QUEUED
     if known.state is DeliveryState.RUNNING and known.foreign_lease_until is not None:
         return ExistingState.RUNNING
-    return ExistingState.WAITING
+    return ExistingState.FAILED_INLINE
 
 
 class Readmission(msgspec.Struct, frozen=True):

@@ -48,7 +48,7 @@ _BLOCK = 1 << 20
 _LEVEL = 6
 
 #: Instructions of SQLite's virtual machine between two reports.
-_STEPS = 100_000
+_INSTRUCTIONS = 100_000
 
 # The errors of reading an archive of which bytes were changed or are missing; names and numbers of
 # its headers may be unreadable.
@@ -174,7 +174,7 @@ def copy_file(source: Path, file: Path, report: Report) -> None:
     with SqliteSide.connected(source) as side:
         connection = side.connection
         side.state.require_current()
-        connection.set_progress_handler(steps, _STEPS)
+        connection.set_progress_handler(steps, _INSTRUCTIONS)
         try:
             connection.execute("VACUUM INTO ?", (str(file),))
         except apsw.FullError as error:

@@ -321,7 +321,7 @@ class GroupCommit(trio.abc.Instrument):
             or stall.since is not None
             or self._engine.lost is not None
             or self._closed_reason is not None
-            or (stall.waiting and self._now() - stall.answered_at >= PROMPT_SECONDS)
+            or (stall.callers and self._now() - stall.answered_at >= PROMPT_SECONDS)
         )
 
     async def close(self) -> None:
@@ -382,7 +382,7 @@ class GroupCommit(trio.abc.Instrument):
             # The answer may have come in the iteration in which the patience ended: no other answer
             # would end the stall then.
             if patience.cancelled_caught and not unit.finished:
-                self._stall.note(STALL_SECONDS)
+                self._stall.report(STALL_SECONDS)
             raise
         if unit.timed_out:
             raise StoreUnavailableError(self._stall.message(ANSWER_SECONDS))
@@ -443,7 +443,7 @@ class GroupCommit(trio.abc.Instrument):
         failed = 0
         for unit in units:
             unit.finished = True
-            self._stall.waiting.pop(unit, None)
+            self._stall.callers.pop(unit, None)
             if unit.error is not None:
                 failed += isinstance(unit.error, StoreUnavailableError)
                 if not unit.awaited:
@@ -484,7 +484,7 @@ class GroupCommit(trio.abc.Instrument):
         self._lingering.cancel()
         with suppress(KeyError):  # Trio removes an instrument that has raised
             trio.lowlevel.remove_instrument(self)
-        left = dict.fromkeys((*self._batch, *self._queue, *self._asked, *self._stall.waiting))
+        left = dict.fromkeys((*self._batch, *self._queue, *self._asked, *self._stall.callers))
         rest = [unit for unit in left if not unit.finished]
         self._queue.clear()
         self._asked.clear()
@@ -610,7 +610,7 @@ class StallWatch:
         self._outage = outage
         self._now = clock.current().monotonic
         #: In the order of their arrival.
-        self.waiting: dict[Unit, None] = {}
+        self.callers: dict[Unit, None] = {}
         #: None: the store answers.
         self.since: float | None = None
         #: The key of the event whose effects run, for messages.
@@ -624,12 +624,12 @@ class StallWatch:
     def begin(self, unit: Unit) -> None:
         """Note that the caller of ``unit`` begins to wait, for :data:`ANSWER_SECONDS`."""
         unit.asked_at = self._now()
-        if not self.waiting:
+        if not self.callers:
             self.answered_at = unit.asked_at
             self._someone_waits.set()
-        self.waiting[unit] = None
+        self.callers[unit] = None
 
-    def note(self, seconds: float) -> None:
+    def report(self, seconds: float) -> None:
         """Note that the store has not answered for so many seconds."""
         if self.since is not None:
             return
@@ -669,7 +669,7 @@ class StallWatch:
             while True:
                 await self._someone_waits.wait()
                 looked_at = self._now()
-                while self.waiting:
+                while self.callers:
                     await trio.sleep(WATCH_SECONDS)
                     # Real time: Trio's clock may run ahead of the disk in tests.
                     now = self._now()
@@ -684,17 +684,17 @@ class StallWatch:
         The store cannot answer a process that is stopped, or whose event loop is blocked.
         """
         if seconds > 0:
-            for unit in self.waiting:
+            for unit in self.callers:
                 unit.asked_at = min(unit.asked_at + seconds, now)
 
     def _refuse_late(self, asked_before: float) -> None:
-        late = [unit for unit in self.waiting if unit.asked_at <= asked_before]
+        late = [unit for unit in self.callers if unit.asked_at <= asked_before]
         if late:
-            self.note(ANSWER_SECONDS)
+            self.report(ANSWER_SECONDS)
             self._outage.fail(len(late))
         for unit in late:
             unit.timed_out = True
-            self.waiting.pop(unit, None)
+            self.callers.pop(unit, None)
             if unit.task is not None:
                 trio.lowlevel.reschedule(unit.task)
                 unit.task = None

@@ -57,7 +57,7 @@ class HeldDirectory(NamedTuple):
     path: Path
     descriptor: int | None
 
-    def succeed(self, owner: str) -> str | None:
+    def replace_owner(self, owner: str) -> str | None:
         """Write the owner of this runtime's leases; return that of the previous runtime, if any.
 
         That runtime is certainly dead: it held the lock of this very directory since the last boot.
@@ -74,13 +74,13 @@ class HeldDirectory(NamedTuple):
             return None
         held = os.fstat(self.descriptor)
         # While a process has it open, no other directory can have these numbers.
-        place = f"{boot} {held.st_dev} {held.st_ino}"
+        directory = f"{boot} {held.st_dev} {held.st_ino}"
         with suppress(OSError, ValueError):
             noted, _, known = read_private(file).strip().rpartition(" ")
-            before = known if noted == place else None
+            before = known if noted == directory else None
         # If it cannot be written, an older owner stays in the file, which is dead as well.
         with suppress(OSError):
-            write_private(file, f"{place} {owner}\n")
+            write_private(file, f"{directory} {owner}\n")
         return before
 
 
@@ -168,8 +168,8 @@ def _lock_database_directory(directory: Path, pid_file: Path) -> Iterator[int | 
 def _open_database_directory(directory: Path) -> int:
     # Links are resolved: the write-ahead log is next to the real file, so two processes that
     # share a database share that directory.
-    place = os.path.dirname(os.path.realpath(directory / DATABASE_NAME))
-    return open_file(place, os.O_RDONLY)
+    real = os.path.dirname(os.path.realpath(directory / DATABASE_NAME))
+    return open_file(real, os.O_RDONLY)
 
 
 def _in_use(directory: Path, holder: str) -> str:

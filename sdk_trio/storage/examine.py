@@ -24,7 +24,7 @@ from .sql.schema import VERSION, in_set_aside, pending_statements, unfinished
 from .sql.versions import StoreState, state_of_file
 
 #: Instructions of SQLite's virtual machine between two reads of the clock.
-_STEPS = 20_000
+_INSTRUCTIONS = 20_000
 
 #: Events over which the growth is measured.
 _SAMPLE = 10_000
@@ -105,7 +105,7 @@ def _check(connection: apsw.Connection, seconds: float) -> tuple[bool, str | Non
     """Return whether the check was complete, and the damage that it found."""
     deadline = clock.monotonic() + seconds
     # The check of a large store may take long, and people wait for ``doctor``.
-    connection.set_progress_handler(lambda: clock.monotonic() > deadline, _STEPS)
+    connection.set_progress_handler(lambda: clock.monotonic() > deadline, _INSTRUCTIONS)
     try:
         answer = str(connection.execute("PRAGMA quick_check(1)").get)
     except apsw.InterruptError:

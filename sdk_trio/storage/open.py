@@ -27,7 +27,7 @@ LEASE_SECONDS = 75.0
 
 # Longer than the store's own waits for a hanging disk, so that the error comes from the store and
 # not from this scope. A shield without a deadline could never be ended.
-_CLOSE_SECONDS = 60.0
+_STORE_CLOSE_SECONDS = 60.0
 
 __all__ = ["LEASE_SECONDS", "StoreUse", "open_inbox", "open_store"]
 
@@ -81,7 +81,7 @@ async def open_store(
     try:
         yield store
     finally:
-        with trio.move_on_after(_CLOSE_SECONDS, shield=True):
+        with trio.move_on_after(_STORE_CLOSE_SECONDS, shield=True):
             await store.close()
 
 

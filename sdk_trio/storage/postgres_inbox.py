@@ -150,7 +150,7 @@ class PostgresInbox(SqlInbox):
         terms = self._terms
         seen, expired = await self._readers.run(
             lambda tx: reads.changes_of_others(
-                tx, node=self._node, owner=terms.owner, shared=terms.shared_by_hosts
+                tx, node=self._node, owner=terms.owner, shared_by_hosts=terms.shared_by_hosts
             ),
             # The caller polls next, which uses another connection that may well answer.
             seconds=ANSWER_SECONDS,

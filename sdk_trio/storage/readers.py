@@ -17,7 +17,7 @@ from .sql.dialect import SqlTransaction
 T = TypeVar("T")
 
 #: Time for an interrupted query to end, in seconds.
-CLOSE_SECONDS = 2.0
+READER_CLOSE_SECONDS = 2.0
 
 
 def close_all(idle: "deque[Any]") -> None:
@@ -74,7 +74,7 @@ class ReaderPool:
                 )
             except trio.Cancelled:
                 reading.abandoned = True
-                with trio.move_on_after(CLOSE_SECONDS, shield=True):
+                with trio.move_on_after(READER_CLOSE_SECONDS, shield=True):
                     await _interrupt(reading)
                 raise
         # The other connections are as old, and may be half-open as well.
@@ -128,10 +128,10 @@ class ReaderPool:
     async def close(self) -> None:
         """Interrupt the queries in progress and close the connections; a second call does nothing.
 
-        It is shielded from cancellation, for :data:`CLOSE_SECONDS` at most.
+        It is shielded from cancellation, for :data:`READER_CLOSE_SECONDS` at most.
         """
         self._closed = True
-        with trio.move_on_after(CLOSE_SECONDS, shield=True):
+        with trio.move_on_after(READER_CLOSE_SECONDS, shield=True):
             await trio.lowlevel.checkpoint()
             async with trio.open_nursery() as nursery:
                 for reading in tuple(self._readings):

@@ -35,7 +35,7 @@ from ..records.deliveries import (
 )
 from .admission import LeaseTerms
 from .claims_file import InterruptedRun
-from .commit import GroupCommit, Unit
+from .commit import CLOSE_SECONDS, GroupCommit, Unit
 from .effects import (
     SAVEPOINT,
     Effects,
@@ -45,7 +45,7 @@ from .effects import (
     refuse_commit,
     require_ours,
 )
-from .engines.sqlite import CHECKPOINT_BYTES, SqliteEngine, SqliteReader
+from .engines.sqlite import LOG_BYTES, SqliteEngine, SqliteReader
 from .engines.sqlite_connection import (
     BUSY_SECONDS,
     SqliteTransaction,
@@ -76,9 +76,6 @@ PURGE_LOG_BYTES = 4 << 20
 #: The longest time that the end of a run waits for other work, in seconds. At 100 events a second,
 #: nine of ten ends share the commit of another event.
 LINGER_SECONDS = 0.025
-
-#: Time for a failed ``open`` to close the store again, in seconds.
-CLOSE_SECONDS = 4.0
 
 _log = get_logger("storage")
 
@@ -325,7 +322,7 @@ class SqliteInbox(SqlInbox):
         # A row is removed when neither its body nor its id is needed.
         forgotten = now - max(terms.payload_seconds, terms.dedup_seconds)
         with_body = partial(reads.find_old_done, with_body=True)
-        self._engine.checkpoint_bytes = PURGE_LOG_BYTES
+        self._engine.log_bytes = PURGE_LOG_BYTES
         try:
             purged = Purged(
                 bodies=await self._delete(with_body, arrivals.delete_bodies, old_body),
@@ -333,7 +330,7 @@ class SqliteInbox(SqlInbox):
                 parked=await self._delete(reads.find_old_parked, arrivals.delete_parked, old_body),
             )
         finally:
-            self._engine.checkpoint_bytes = CHECKPOINT_BYTES
+            self._engine.log_bytes = LOG_BYTES
         # Deleted rows are in the log until it is cleared.
         if purged != Purged(0, 0, 0):
             await self._clear_log(SHORT_SECONDS)
@@ -379,7 +376,7 @@ def _connection_of(transaction: SqlTransaction) -> apsw.Connection:
 EFFECT_SECONDS = 1.0
 
 #: Instructions of SQLite's virtual machine between two reads of the clock.
-_STEPS = 10_000
+_INSTRUCTIONS = 10_000
 
 # Not the handler's failures: the disk or the file is the cause, and our own statements would fail,
 # too.
@@ -417,7 +414,7 @@ def _apply_within_budget(
 
 def _within_budget(connection: apsw.Connection, effects: Effects[T]) -> T:
     deadline = clock.monotonic() + EFFECT_SECONDS
-    connection.set_progress_handler(lambda: clock.monotonic() > deadline, _STEPS)
+    connection.set_progress_handler(lambda: clock.monotonic() > deadline, _INSTRUCTIONS)
     try:
         value = apply(effects, connection)
     except _FAULTS:

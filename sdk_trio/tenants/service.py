@@ -484,7 +484,7 @@ class TenantService:
             details = f"{audit.details} ({left_out} more since the previous row)"
             audit = attrs.evolve(audit, details=details)
         try:
-            await self._store.note(audit)
+            await self._store.add_audit(audit)
         except StoreUnavailableError as error:
             _log.store_unavailable(error)
             await trio.lowlevel.checkpoint()

@@ -535,7 +535,7 @@ class WebhookReceiver:
         with lock_data_directory(self.settings.storage.path) as held:
             if backend is StorageBackend.POSTGRES:
                 # In a file, all owners but this one are dead.
-                self._dead = held.succeed(self.owner)
+                self._dead = held.replace_owner(self.owner)
             self._is_locked = True
             try:
                 yield

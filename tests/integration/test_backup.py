@@ -139,7 +139,7 @@ def test_a_store_is_restored_as_after_a_crash_and_goes_on(
         assert (await inbox.claim(delivery("done-0"))).admission is Admission.DONE
         assert (await inbox.claim(delivery("done-79"))).admission is Admission.DONE
         assert await inbox.replay(["dead-0"]) == ["dead-0"]
-        await inbox.tenants.note(audit(AuditAction.REFUSED, 9.0))
+        await inbox.tenants.add_audit(audit(AuditAction.REFUSED, 9.0))
         assert [row.sequence for row in await inbox.tenants.audit()] == [1, 2, 3]
 
     second.run(go_on)

@@ -108,7 +108,7 @@ async def test_a_renewal_keeps_a_start_in_progress(stores: Stores) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(start)
         # Asked for later, and in the same transaction.
-        while not inbox._commits._stall.waiting:
+        while not inbox._commits._stall.callers:
             await trio.lowlevel.checkpoint()
         await inbox.renew(["m"], now=1001)
     assert started == [True]

@@ -691,7 +691,7 @@ async def test_a_log_is_written_again_after_a_failed_sync(
 async def test_a_long_log_is_copied_into_the_database(
     store: GroupCommit, engine: SqliteEngine, file: str, tmp_path: Path
 ) -> None:
-    engine.checkpoint_bytes = 1
+    engine.log_bytes = 1
     await put(store, "k")
     await store.submit(keys)
     copy = tmp_path / "copy.db"
@@ -757,7 +757,7 @@ def count(transaction):
 
 async def main(file):
     engine = SqliteEngine(file, lambda connection: None, write_lock=f"{file}.turn")
-    engine.checkpoint_bytes = 20_000
+    engine.log_bytes = 20_000
     store = GroupCommit(engine, name="store")
     async def some():
         for _ in range(25):

@@ -597,7 +597,7 @@ async def test_the_audit_trail_is_immutable(database: Database, statement: str) 
             actor="a",
             occurred_at=1.0,
         )
-        await inbox.tenants.note(row)
+        await inbox.tenants.add_audit(row)
         with pytest.raises(psycopg.Error, match="append-only"):
             database.execute(statement)
         (kept,) = await inbox.tenants.audit()

@@ -280,26 +280,28 @@ def test_the_owner_before_is_dead_for_sure_in_the_same_directory_since_the_same_
 ) -> None:
     data, copy = tmp_path / "data", tmp_path / "copy"
     with lock_data_directory(data) as held:
-        assert held.succeed("one") is None
+        assert held.replace_owner("one") is None
     with lock_data_directory(data) as held:
-        assert held.succeed("two") == "one"
+        assert held.replace_owner("two") == "one"
         shutil.copytree(data, copy)
         with lock_data_directory(copy) as other:
-            assert other.succeed("of the copy") is None, "the owner in the original may live"
+            assert other.replace_owner("of the copy") is None, "the owner in the original may live"
     with monkeypatch.context() as patched:
         (tmp_path / "boot").write_text("another\n")
         patched.setattr(data_directory, "_BOOT_ID", tmp_path / "boot")
         with lock_data_directory(data) as held:
-            assert held.succeed("three") is None, "it may live on the machine that has it as well"
+            assert held.replace_owner("three") is None, (
+                "it may live on the machine that has it as well"
+            )
         patched.setattr(data_directory, "_BOOT_ID", tmp_path / "none")
         with lock_data_directory(data) as held:
-            assert held.succeed("four") is None
+            assert held.replace_owner("four") is None
     (data / data_directory.OWNER_NAME).write_bytes(b"\xff")
     with lock_data_directory(data) as held:
-        assert held.succeed("five") is None
+        assert held.replace_owner("five") is None
     with lock_data_directory(data) as held:
-        assert held._replace(descriptor=None).succeed("six") is None
-        assert held.succeed("seven") == "five"
+        assert held._replace(descriptor=None).replace_owner("six") is None
+        assert held.replace_owner("seven") == "five"
 
 
 def test_a_locked_directory_names_itself_and_its_holder(tmp_path: Path) -> None:

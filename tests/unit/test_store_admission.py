@@ -31,10 +31,10 @@ def known(state: str, **fields: object) -> Known:
         (known("running", queued=True, foreign_lease_until=0.0), ExistingState.QUEUED),
         (known("retrying", queued=True), ExistingState.QUEUED),
         (known("running", foreign_lease_until=1000.1), ExistingState.RUNNING),
-        (known("running"), ExistingState.WAITING),
+        (known("running"), ExistingState.FAILED_INLINE),
         (known("dead", process_ends=1), ExistingState.PROCESS_ENDED),
-        (known("retrying"), ExistingState.WAITING),
-        (known("received"), ExistingState.WAITING),
+        (known("retrying"), ExistingState.FAILED_INLINE),
+        (known("received"), ExistingState.FAILED_INLINE),
     ],
 )
 def test_the_state_of_a_record(record: Known, standing: ExistingState) -> None:
@@ -53,7 +53,7 @@ def test_attempts_continue_after_a_failed_run_and_start_over_after_a_replay() ->
     assert CLAIMING[ExistingState.DEAD].change is Change.UPDATE
     assert ACCEPTING[ExistingState.DEAD].change is Change.RESTART
     assert CLAIMING[ExistingState.PARKED].change is Change.QUEUE
-    assert CLAIMING[ExistingState.WAITING].change is Change.UPDATE
+    assert CLAIMING[ExistingState.FAILED_INLINE].change is Change.UPDATE
 
 
 @pytest.mark.parametrize(

@@ -58,14 +58,14 @@ LOOK_AGAIN_SECONDS = 0.05
 #: Size of the write-ahead log, in bytes, from which on it is copied into the database. SQLite's
 #: default is 1000 pages. Events come in bursts; a log of 16 MB copies each page of an index once
 #: for many commits.
-CHECKPOINT_BYTES = 16 << 20
+LOG_BYTES = 16 << 20
 
 #: Content of the file :data:`WRITE_LOCK_NAME` while a failed sync may have left a hole in the log.
 #: The next process that writes rewrites the log first, even if the process with the failure died.
 UNPROVEN = b"1"
 
 #: Instructions of SQLite's virtual machine after which a query notices that it was interrupted.
-_STEPS = 50_000
+_INSTRUCTIONS = 50_000
 
 _log = get_logger("storage")
 
@@ -123,7 +123,7 @@ class SqliteEngine:
         # The same after the last commit that wrote, 0 after a checkpoint.
         self._frames_in_log = 0
         #: The size of the log, in bytes, above which it is copied after a commit.
-        self.checkpoint_bytes: int = CHECKPOINT_BYTES
+        self.log_bytes: int = LOG_BYTES
         #: See :attr:`Engine.version`.
         self.version: Version | None = None
         #: The numbers of connections that it has opened, and of transactions that it has begun.
@@ -407,7 +407,7 @@ class SqliteEngine:
     def _is_log_long(self) -> bool:
         if self._connection is None or self._files is None or self.lost or not self._log_proven:
             return False
-        return self._frames_in_log * self._files.page_size >= self.checkpoint_bytes
+        return self._frames_in_log * self._files.page_size >= self.log_bytes
 
     # -- the connection ----------------------------------------------------------------------------
 
@@ -495,7 +495,7 @@ class SqliteReader:
         except apsw.Error as error:
             raise describe_failure(error, engine.place) from error
         self._interrupted = False
-        self._connection.set_progress_handler(lambda: self._interrupted, _STEPS)
+        self._connection.set_progress_handler(lambda: self._interrupted, _INSTRUCTIONS)
 
     @contextmanager
     def transaction(self) -> Iterator[SqlTransaction]:

@@ -323,7 +323,7 @@ class MemoryInbox:
             delivery.ordered,
             now if running else None,  # started_at
             delivery.raw,
-            delivery.owner if delivery.signer else delivery.tenant_id,
+            delivery.tenant_or_signer if delivery.signer else delivery.tenant_id,
             size,
         )
         lease = None
@@ -564,7 +564,7 @@ class MemoryInbox:
             # After a superseded one, the next one of its lane may be due now.
             more=len(due) > limit or bool(blocking or superseded),
             next_due_at=min(times, default=None),
-            limited=allowance.waiting,
+            limited=allowance.limited,
             superseded=superseded,
             leases=_leases_of(due[:limit]),
         )

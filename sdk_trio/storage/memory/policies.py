@@ -44,7 +44,7 @@ def resume(rows: Deliveries, glob: str | None, *, actor: str, now: float) -> lis
 class Allowance:
     """Decides which due rows one claim may take.
 
-    ``superseded`` are the rows that end instead, each with the key of the newer one. ``waiting``:
+    ``superseded`` are the rows that end instead, each with the key of the newer one. ``limited``:
     rows wait for a limit. ``next_at`` is when a rate allows the next run.
     """
 
@@ -55,7 +55,7 @@ class Allowance:
         self._free_workers = limits.free_workers
         self._running: dict[str, int] = {}
         self.superseded: list[tuple[MemoryRow, str]] = []
-        self.waiting = False
+        self.limited = False
         self.next_at: float | None = None
         for row in rows.unfinished.values():
             if row.held_group is not None and row.owner is not None and row.until > now:
@@ -74,7 +74,7 @@ class Allowance:
         if limit.coalesce and self._is_superseded(row, group):
             return False
         if not self._try_take_slot(group, limit):
-            self.waiting = True
+            self.limited = True
             return False
         self._free_workers -= 1
         self._running[group] = self._running.get(group, 0) + 1

@@ -108,17 +108,17 @@ class MemoryUpgrade(UpgradeStore):
 
     async def assign_batch(self, marker: UpgradeMarker, *, limit: int) -> Assigned:
         after = int(marker.position or 0)
-        waiting = sorted(sequence for sequence in self._rows.by_sequence if sequence > after)
-        if not waiting:
+        later = sorted(sequence for sequence in self._rows.by_sequence if sequence > after)
+        if not later:
             await trio.lowlevel.checkpoint()
             return Assigned(0, marker, last=True)
-        moved = msgspec.structs.replace(marker, position=str(waiting[:limit][-1]))
+        moved = msgspec.structs.replace(marker, position=str(later[:limit][-1]))
         await self.save(moved)
         assigned = 0
-        for sequence in waiting[:limit]:
+        for sequence in later[:limit]:
             row = self._rows.by_sequence[sequence]
             if row.tenant_id is None:
                 self._rows.change(row, row.state, tenant_id=marker.tenant_id)
                 assigned += 1
         self._rows.changes += 1
-        return Assigned(assigned, moved, last=len(waiting) < limit)
+        return Assigned(assigned, moved, last=len(later) < limit)

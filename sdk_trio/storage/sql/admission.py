@@ -110,14 +110,14 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 new_token = partial(_tokens.getrandbits, 61)
 
 
-def lane_of(delivery_ordered: bool, owner: str | None, subject: str | None) -> bytes | None:
+def lane_of(ordered: bool, tenant: str | None, subject: str | None) -> bytes | None:
     """Return the lane of a delivery, None without one. Deliveries of one lane run in order.
 
     A digest, because a subject may be longer than an index takes in.
     """
-    if not delivery_ordered or subject is None:
+    if not ordered or subject is None:
         return None
-    text = f"{owner or ''}\x1f{subject}"
+    text = f"{tenant or ''}\x1f{subject}"
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:16]
 
 
@@ -201,7 +201,9 @@ def _insert_new(
             (
                 text,
                 queued,
-                lane_of(True, delivery.owner, delivery.subject) if delivery.ordered else None,
+                lane_of(True, delivery.tenant_or_signer, delivery.subject)
+                if delivery.ordered
+                else None,
                 int(running),
                 float(delivery.received_at) if running else None,
                 reason,

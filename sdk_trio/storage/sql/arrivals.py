@@ -62,7 +62,7 @@ def _values_of(delivery: NewDelivery) -> tuple[Any, ...]:
         delivery.subject,
         delivery.ordered,
         # Nearly all have no signer, so that is checked without a call.
-        delivery.owner if delivery.signer else delivery.tenant_id,
+        delivery.tenant_or_signer if delivery.signer else delivery.tenant_id,
         delivery.raw,
     )
 

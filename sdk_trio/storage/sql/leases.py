@@ -234,7 +234,7 @@ def claim_due(
     has_rest = cursor.has_rest or is_full or len(of_no_group) > limit
     more = has_rest or bool(lanes.end) or bool(blocking) or chosen.more
     times = [at for at in (lanes.next_retry_at, chosen.next_at) if at is not None]
-    due = replace(due, more=more, next_due_at=min(times, default=None), limited=chosen.waiting)
+    due = replace(due, more=more, next_due_at=min(times, default=None), limited=chosen.limited)
     return due, PollCursor(lanes.end, has_rest) if lanes.end else PollCursor()
 
 
@@ -450,7 +450,7 @@ def release(tx: SqlTransaction, leases: Collection[Lease]) -> int:
 _LEASED_BY_OTHERS = f"""
 SELECT sequence, state FROM work
 WHERE {unfinished()} AND lease_owner IS NOT NULL AND lease_owner <> :owner
-    AND (NOT CAST(:shared AS boolean) OR ({_expired("work")}) OR lease_owner = :dead
+    AND (NOT CAST(:shared_by_hosts AS boolean) OR ({_expired("work")}) OR lease_owner = :dead
         OR substr(lease_owner, 1, length(:dead) + 1) = :dead || '.')
 FOR UPDATE SKIP LOCKED
 """
@@ -503,34 +503,34 @@ def recover(tx: SqlTransaction, terms: LeaseTerms, *, dead: str | None = None) -
 
     In a shared store, only expired leases, and those of ``dead`` and of its processes.
     """
-    held = tx.all(
+    leased = tx.all(
         _LEASED_BY_OTHERS,
         owner=terms.owner,
-        shared=terms.shared_by_hosts,
+        shared_by_hosts=terms.shared_by_hosts,
         dead=dead or "",
         seconds=terms.lease_seconds,
         now=clock.wall(),
     )
-    running = [sequence for sequence, state in held if state == "running"]
+    running = [sequence for sequence, state in leased if state == "running"]
     # If the dead process held nothing else, this run has ended it, and no quarantine has to prove
     # that (ADR 23).
-    _cut_short(tx, terms, running, sole=len(held) == 1)
-    if held:
-        tx.run(_FREE_LEASES, sequences=[sequence for sequence, _ in held])
+    _cut_short(tx, terms, running, sole=len(leased) == 1)
+    if leased:
+        tx.run(_FREE_LEASES, sequences=[sequence for sequence, _ in leased])
         tx.note_change()
-    return len(held)
+    return len(leased)
 
 
 def take_over(
     tx: SqlTransaction, terms: LeaseTerms, owner: str, *, successor: str, now: float
 ) -> int:
     """Take away the leases of ``owner``; its runs are left to ``successor``. Return how many."""
-    held = tx.all(_LEASED_BY_OWNER, owner=owner)
-    running = [sequence for sequence, state, _ in held if state == "running"]
-    _cut_short(tx, terms, running, sole=len(held) == 1)
+    leased = tx.all(_LEASED_BY_OWNER, owner=owner)
+    running = [sequence for sequence, state, _ in leased if state == "running"]
+    _cut_short(tx, terms, running, sole=len(leased) == 1)
     # A suspect that the dead owner had inherited and not run yet passes to its successor.
-    suspects = [row[0] for row in held if row[1] == "running" or row[2]]
-    others = [row[0] for row in held if row[0] not in suspects]
+    suspects = [row[0] for row in leased if row[1] == "running" or row[2]]
+    others = [row[0] for row in leased if row[0] not in suspects]
     if others:
         tx.run(_FREE_LEASES, sequences=others)
     if suspects:
@@ -541,9 +541,9 @@ def take_over(
             seconds=terms.lease_seconds,
             now=now,
         )
-    if held:
+    if leased:
         tx.note_change()
-    return len(held)
+    return len(leased)
 
 
 # If a clock was ahead when a retry was planned, the retry would wait for hours after the clock was

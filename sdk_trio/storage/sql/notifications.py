@@ -257,7 +257,7 @@ _EXPIRED_MESSAGES = "lease_owner IS NOT NULL AND lease_owner <> :owner AND lease
 
 _MESSAGES_OF_OTHERS = """
 lease_owner IS NOT NULL AND lease_owner <> :owner
-    AND (NOT CAST(:shared AS boolean) OR lease_until <= clock())
+    AND (NOT CAST(:shared_by_hosts AS boolean) OR lease_until <= clock())
 """
 
 # A message that was being sent may have arrived. It is sent again only if its receiver can detect
@@ -343,7 +343,9 @@ def recover(tx: SqlTransaction, terms: LeaseTerms, *, now: float) -> Recovered:
 
     A message that was ``sending`` is due again if it is repeatable, else ``unknown``.
     """
-    return _free(tx, _MESSAGES_OF_OTHERS, owner=terms.owner, shared=terms.shared_by_hosts, now=now)
+    return _free(
+        tx, _MESSAGES_OF_OTHERS, owner=terms.owner, shared_by_hosts=terms.shared_by_hosts, now=now
+    )
 
 
 _NOT_HELD = f"lease_owner = :owner AND NOT ({_IS_HELD})"

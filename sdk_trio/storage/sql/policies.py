@@ -2,9 +2,9 @@
 
 1. A claim finds due events (:func:`~.leases.claim_due`) and asks ``ClaimLimits`` for the group of
    each: that of a pause, that of a handler with limits, or none.
-2. An event with a group is *held*: its group is written to ``work.held_group``. Claims do not find
-   it among the other due events from then on, however many are held.
-3. :func:`choose_from_groups` then chooses held events of each group, oldest first, as many as its
+2. An event with a group is *held back*: its group is written to ``work.held_group``. Claims do not
+   find it among the other due events from then on, however many are held back.
+3. :func:`choose_from_groups` then chooses events of each group, oldest first, as many as its
    limits allow. The claim leases these. A leased event keeps its group, so the runs of a group are
    its leased rows, and those of a killed process are free when its leases end.
 4. With ``coalesce``, older states of a subject are ended before one of its events is chosen.
@@ -53,14 +53,14 @@ class ChosenEvents(msgspec.Struct):
     """Events of groups that a claim leases, and its findings.
 
     ``superseded`` are the keys of events that were ended, each with that of the newer one.
-    ``next_at`` is when a rate allows the next run, by the caller's clock. ``waiting``: events of a
+    ``next_at`` is when a rate allows the next run, by the caller's clock. ``limited``: events of a
     group wait for a slot, a token or a worker. ``more``: another claim finds more at once.
     """
 
     sequences: list[int] = []
     superseded: list[tuple[str, str]] = []
     next_at: float | None = None
-    waiting: bool = False
+    limited: bool = False
     more: bool = False
 
 
@@ -75,7 +75,7 @@ UPDATE work SET held_group = :group, {NO_LEASE},
 WHERE sequence IN ints(:sequences)
 """
 
-# One step of an index for each group, however many events are held in it. The group with the
+# One step of an index for each group, however many events are held back in it. The group with the
 # oldest event comes first: another order would let one group use all workers for as long as it has
 # events.
 _LIST_GROUPS = """
@@ -129,7 +129,7 @@ def choose_from_groups(
     now: float,
     live_only: bool = True,
 ) -> ChosenEvents:
-    """Choose the held events that may run now; the caller leases them in this transaction.
+    """Choose the events held back that may run now; the caller leases them in this transaction.
 
     A group whose pause or policy has ended is dissolved.
 
@@ -211,7 +211,7 @@ class _Choice:
 
     def choose(self, group: str, limit: GroupLimit) -> None:
         """Choose events of one group, as many as its limits and the free workers allow."""
-        self._chosen.waiting = True
+        self._chosen.limited = True
         if self._free_workers <= 0:
             return
         locked = self._lock(group)
@@ -308,7 +308,7 @@ class _Choice:
         if not superseded:
             return False
         self._end(superseded)
-        self._chosen.more = True  # the next event of a lane is held by the next claim
+        self._chosen.more = True  # the next event of a lane is held back by the next claim
         return True
 
     def _waiting_in_lane_of(self, group: str, sequence: int) -> list[WaitingEvent]:

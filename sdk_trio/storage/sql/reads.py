@@ -443,21 +443,23 @@ def clock_offset(tx: SqlTransaction) -> float:
 
 _CHANGES = f"""
 SELECT CAST(coalesce(sum(changes), 0) AS bigint), count(*),
-    CAST(:shared AS boolean) AND EXISTS (SELECT 1 FROM work WHERE lease_owner IS NOT NULL
+    CAST(:shared_by_hosts AS boolean) AND EXISTS (SELECT 1 FROM work WHERE lease_owner IS NOT NULL
         AND lease_owner <> :owner AND queued AND {unfinished()} AND lease_until <= clock())
 FROM node WHERE id <> :node
 """
 
 
 def changes_of_others(
-    tx: SqlTransaction, *, node: str, owner: str, shared: bool
+    tx: SqlTransaction, *, node: str, owner: str, shared_by_hosts: bool
 ) -> tuple[tuple[int, int], bool]:
     """Return two numbers, one of which changes with every transaction of another node.
 
     Return also whether a lease of another owner has expired, if the store is shared: a process that
     ended has not counted a change.
     """
-    row = tx.one(_CHANGES, node=node, owner=owner, shared=shared, now=clock.wall())
+    row = tx.one(
+        _CHANGES, node=node, owner=owner, shared_by_hosts=shared_by_hosts, now=clock.wall()
+    )
     changes, nodes, expired = row or (0, 0, False)
     return (changes, nodes), bool(expired)
 

@@ -110,7 +110,7 @@ def add(tx: SqlTransaction, tenant: Tenant, audit: AuditRecord) -> None:
     _refuse_taken(tx, tenant, but="")
     tx.run(_INSERT_TENANT, **_values_of(tenant))
     _replace_sources(tx, tenant)
-    note(tx, audit)
+    add_audit(tx, audit)
 
 
 def change(
@@ -137,7 +137,7 @@ def change(
     _refuse_taken(tx, tenant, but=tenant.id)
     tx.run(_UPDATE_TENANT, **_values_of(tenant))
     _replace_sources(tx, tenant)
-    note(tx, audit)
+    add_audit(tx, audit)
     if outbox is not None:
         if announced:
             tx.run(_SET_FIRST_POSITION, name=POSITION)
@@ -173,11 +173,11 @@ def purge(
     tx.run("DELETE FROM tenant WHERE id = :tenant_id", tenant_id=tenant.id)
     if tenant.organization_id is not None:
         checkpoints.write_checkpoint(tx, erasure_mark(tenant.organization_id), tenant.id)
-    note(tx, audit)
+    add_audit(tx, audit)
     return TenantPurged(removed, audits)
 
 
-def note(tx: SqlTransaction, audit: AuditRecord) -> None:
+def add_audit(tx: SqlTransaction, audit: AuditRecord) -> None:
     """Add an audit row without changing the tenant, for a transition that was refused."""
     tx.run(_INSERT_AUDIT, **attrs.asdict(audit))
 
@@ -367,7 +367,7 @@ class TenantStore(SqlPart):
     """The tenants of a store, with their audit trail and their outbox."""
 
     add: Final = committed(add)
-    note: Final = committed(note)
+    add_audit: Final = committed(add_audit)
     purge: Final = committed(purge)
     holders: Final = on_reader(holders)
     page: Final = on_reader(page)
