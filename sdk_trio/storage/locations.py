@@ -349,6 +349,15 @@ class PostgresSide:
         self._address = address
         self.tx = PostgresTransaction(connection, POSTGRESQL)
 
+    @property
+    def state(self) -> StoreState:
+        from .engines.postgres_migration import state_of_schema
+
+        return state_of_schema(self._address, self._connection)
+
+    def set_version(self, version: int) -> None:
+        self._connection.execute("UPDATE store SET version = %s", (version,))
+
     def rows(self, table: Table) -> Iterator[Row]:
         # In the order of SQLite, which compares bytes.
         order = (
@@ -359,21 +368,23 @@ class PostgresSide:
             rows.set_types(list(table.columns.values()))
             yield from rows.rows()
 
+    def prepare(self, numbers: Iterable[int]) -> None:
+        known = {number for (number,) in self.tx.all("SELECT number FROM day")}
+        for number in sorted(set(numbers) - known):
+            for statement in make_day(number):
+                self.tx.run(statement)
+            self.tx.run(
+                "INSERT INTO day (number, until) VALUES (:number, :until)",
+                number=number,
+                until=number + 1,
+            )
+
     def add(self, table: Table, rows: Iterable[Row]) -> None:
         names = ", ".join(table.columns)
         statement = f"COPY {table.name} ({names}) FROM STDIN".encode()
         with self._connection.cursor() as cursor, cursor.copy(statement) as written:
             for row in rows:
                 written.write_row(row)
-
-    @property
-    def state(self) -> StoreState:
-        from .engines.postgres_migration import state_of_schema
-
-        return state_of_schema(self._address, self._connection)
-
-    def set_version(self, version: int) -> None:
-        self._connection.execute("UPDATE store SET version = %s", (version,))
 
     def lock(self) -> None:
         """Keep others from the store until the transaction ends.
@@ -406,17 +417,6 @@ class PostgresSide:
             clock.sleep(0.05)
             # Within a transaction the server would show the same list again.
             self._connection.execute("SELECT pg_stat_clear_snapshot()")
-
-    def prepare(self, numbers: Iterable[int]) -> None:
-        known = {number for (number,) in self.tx.all("SELECT number FROM day")}
-        for number in sorted(set(numbers) - known):
-            for statement in make_day(number):
-                self.tx.run(statement)
-            self.tx.run(
-                "INSERT INTO day (number, until) VALUES (:number, :until)",
-                number=number,
-                until=number + 1,
-            )
 
     def empty(self) -> None:
         """Remove all rows: those that a start has written, and those of an earlier copy."""
