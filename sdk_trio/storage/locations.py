@@ -47,8 +47,8 @@ class Fillable(enum.Enum):
     """An earlier copy to it was not completed: it is made again."""
 
 
-class Survey(NamedTuple):
-    """What is found at a location.
+class StoreSurvey(NamedTuple):
+    """The findings at a location.
 
     ``used_table`` is a table whose rows show that the store is in use, None without one. ``remedy``
     is the advice if it is.
@@ -59,7 +59,7 @@ class Survey(NamedTuple):
     remedy: str
 
     @classmethod
-    def of(cls, side: Side, remedy: str) -> "Survey":
+    def of(cls, side: Side, remedy: str) -> "StoreSurvey":
         """Survey an open store."""
         state = side.state
         if state.version == VERSION:
@@ -116,7 +116,7 @@ class Location(Protocol):
             StoreVersionError: it is not a store of this version.
         """
 
-    def survey(self) -> Survey:
+    def survey(self) -> StoreSurvey:
         """Return what is there.
 
         Raises:
@@ -301,11 +301,11 @@ class SqliteLocation:
         except apsw.Error as error:
             raise describe_failure(error, self.place) from error
 
-    def survey(self) -> Survey:
+    def survey(self) -> StoreSurvey:
         if not self._file.exists():
-            return Survey(StoreState(self.place, "SQLite", None), None, self._remedy)
+            return StoreSurvey(StoreState(self.place, "SQLite", None), None, self._remedy)
         with self.reading() as side:
-            return Survey.of(side, self._remedy)
+            return StoreSurvey.of(side, self._remedy)
 
     def fill(self, source: Side, report: Report) -> dict[str, Copied]:
         self.survey().require_fillable()
@@ -482,10 +482,10 @@ class PostgresLocation:
             yield side
             side.require_alone()
 
-    def survey(self) -> Survey:
+    def survey(self) -> StoreSurvey:
         with self.reading() as side:
             side.require_alone()
-            return Survey.of(side, _REMEDY)
+            return StoreSurvey.of(side, _REMEDY)
 
     def fill(self, source: Side, report: Report) -> dict[str, Copied]:
         from .engines.postgres_migration import migrate_postgres
@@ -495,7 +495,7 @@ class PostgresLocation:
         with self.transaction() as target:
             target.lock()
             # Checked again behind a lock: two moves may have been started at once.
-            Survey.of(target, _REMEDY).require_fillable()
+            StoreSurvey.of(target, _REMEDY).require_fillable()
             target.set_version(FILLING)
         with self.transaction() as target:
             target.lock()

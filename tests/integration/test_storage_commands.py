@@ -83,7 +83,7 @@ async def _go_on(inbox, before: dict[str, object], rounds: int) -> None:
         assert (await inbox.claim(delivery(name))).admission is Admission.DONE
     assert await inbox.replay(["dead-0"]) == ["dead-0"]
     assert (await inbox.get("dead-0")).state is DeliveryState.RECEIVED
-    await inbox.tenants.note(audit(AuditAction.REFUSED, 9.0))
+    await inbox.tenants.add_audit(audit(AuditAction.REFUSED, 9.0))
     assert [row.sequence for row in await inbox.tenants.audit()] == [1, 2, 3]
     await inbox.recover()
     ran = []

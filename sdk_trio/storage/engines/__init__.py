@@ -25,7 +25,7 @@ class ReadAgainError(StoreUnavailableError):
 class Engine(Protocol):
     """A connection that writes; the commit thread runs all but the properties and ``abandon``."""
 
-    #: Where the store is, in words: the file, or database and host.
+    #: The place of the store in words: the file, or database and host.
     place: str
     #: The message of a store that does not answer, with the fields ``place`` and ``seconds``.
     stall_message: str
