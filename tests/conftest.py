@@ -14,7 +14,13 @@ import pytest
 from hypothesis import HealthCheck, settings
 from support import reaper
 from support.command_line import CommandLine, clear_environment
-from support.postgres import CLUSTERS, PostgresServer, remove_server, running_server
+from support.postgres import (
+    CLUSTERS,
+    PostgresServer,
+    release_databases,
+    remove_server,
+    running_server,
+)
 
 from sdk_trio.base.logs import Outage
 
@@ -108,6 +114,13 @@ def the_server_of_the_session():
     """End the PostgreSQL server that a test of this process has started."""
     yield
     remove_server()
+
+
+@pytest.fixture(autouse=True)
+def the_databases_of_each_test():
+    """Let the next test use the PostgreSQL databases of this one, without their content."""
+    yield
+    release_databases()
 
 
 @pytest.fixture(scope="session", autouse=True)

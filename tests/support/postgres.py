@@ -41,23 +41,31 @@ _NPM_PROCESSORS = {"x86_64": "x64", "aarch64": "arm64"}
 #: Names a directory for all processes of a run, which keep new clusters there.
 CLUSTERS = "CLUSTERS_OF_TESTS"
 
-#: Databases that are used in turn; no test needs as many at once.
+#: Databases with the schema that a program outside of pytest uses in turn; no test needs as many.
 _KEPT = 8
 
-# Without the trigger that protects the audit trail. The result equals a new migration.
+# End all sessions of an earlier test, and empty what they have written, without the trigger that
+# protects the audit trail. The result equals a new migration.
 _EMPTY = """
 DO $$
-DECLARE each text;
+DECLARE each record;
 BEGIN
-    SET LOCAL session_replication_role = replica;
-    FOR each IN SELECT tablename FROM pg_tables WHERE schemaname = 'sdk_trio'
-        AND tablename NOT IN ('store', 'node', 'day')
     LOOP
-        EXECUTE format('DELETE FROM sdk_trio.%I', each);
+        PERFORM pg_terminate_backend(pid) FROM pg_stat_activity
+            WHERE datname = current_database() AND pid <> pg_backend_pid();
+        EXIT WHEN NOT FOUND;
+        PERFORM pg_sleep(0.005);
+        PERFORM pg_stat_clear_snapshot();
     END LOOP;
-    FOR each IN SELECT sequencename FROM pg_sequences WHERE schemaname = 'sdk_trio'
+    SET LOCAL session_replication_role = replica;
+    FOR each IN SELECT oid, relname, relkind FROM pg_class
+        WHERE relnamespace = 'sdk_trio'::regnamespace AND relkind IN ('r', 'S')
     LOOP
-        EXECUTE format('ALTER SEQUENCE sdk_trio.%I RESTART', each);
+        IF each.relkind = 'S' THEN
+            PERFORM setval(each.oid, 1, false);
+        ELSIF each.relname NOT IN ('store', 'node', 'day') AND pg_relation_size(each.oid) > 0 THEN
+            EXECUTE format('DELETE FROM sdk_trio.%I', each.relname);
+        END IF;
     END LOOP;
     DELETE FROM sdk_trio.node WHERE id <> '';
     UPDATE sdk_trio.node SET changes = 0, done = 0;
@@ -124,7 +132,8 @@ class PostgresServer:
         give_to_server(self.directory)
         self.data = self.directory / "data"
         self._template: str | None = None
-        self._created: list[str] = []
+        self._free: list[str] = []
+        self._used: list[str] = []
         self._places: dict[Path, str] = {}
         data = ("-D", str(self.data))
         if primary is None:
@@ -245,16 +254,20 @@ class PostgresServer:
             connection = address.connect()
             self._template = connection.info.dbname
             connection.close()
-        if len(self._created) < _KEPT:
+        if not self._free and len(self._used) < _KEPT:
             name = f"test_{next(_NUMBERS)}"
             self.execute(f"CREATE DATABASE {name} TEMPLATE {self._template}")
         else:
-            # Emptied in a tenth of the time in which a new one is made.
-            name = self._created.pop(0)
-            self.end_sessions(name)
+            # Emptied in a twentieth of the time in which a new one is made.
+            name = (self._free or self._used).pop(0)
             self.execute(_EMPTY, name)
-        self._created.append(name)
+        self._used.append(name)
         return self.dsn(name)
+
+    def release(self) -> None:
+        """Let :meth:`fresh` return the databases of the test that has ended."""
+        self._free += self._used
+        self._used.clear()
 
     def end_sessions(self, database: str) -> None:
         """End all sessions in a database, and wait until there is none."""
@@ -291,6 +304,12 @@ def running_server(version: str = "") -> PostgresServer:
         server.start()
         _running[version] = server
     return _running[version]
+
+
+def release_databases() -> None:
+    """Let servers use the databases of the test that has ended again."""
+    for server in _running.values():
+        server.release()
 
 
 def remove_server() -> None:
