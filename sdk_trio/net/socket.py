@@ -171,6 +171,9 @@ async def open_wire(
             try:
                 sock.setblocking(False)
                 if context is not None:
+                    # Of a connection that was reset, `wrap_socket` of Python 3.11 leaves its own
+                    # socket open, until the error is collected.
+                    sock.getpeername()
                     context.set_alpn_protocols(protocols)
                     sock = context.wrap_socket(
                         sock,

@@ -42,6 +42,13 @@ class TlsSocket:
     """
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext) -> None:
+        try:
+            # Of a connection that was reset, `wrap_socket` of Python 3.11 leaves its own socket
+            # open, until the error is collected.
+            sock.getpeername()
+        except OSError:
+            sock.close()
+            raise
         self._tls = context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
 
     def fileno(self) -> int:

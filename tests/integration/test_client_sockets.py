@@ -3,6 +3,11 @@
 import asyncio
 import contextlib
 import functools
+import gc
+import socket
+import ssl
+import struct
+import warnings
 
 import httpx
 import pytest
@@ -20,7 +25,10 @@ from sdk_trio.client.errors import (
 from sdk_trio.config import Mode, Secret, Settings
 from sdk_trio.config.options.client import ConnectionOptions
 from sdk_trio.errors import NotRunningError
+from sdk_trio.net.messages import ConnectFailedError, Origin
+from sdk_trio.net.socket import open_wire
 from sdk_trio.net.transport import Transport
+from sdk_trio.server.tls import TlsSocket
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 
@@ -148,3 +156,50 @@ async def test_under_asyncio_the_client_explains_that_it_needs_trio():
 
     with pytest.raises(NotRunningError, match=r"trio\.run"):
         await trio.to_thread.run_sync(asyncio.run, main())
+
+
+@contextlib.contextmanager
+def no_socket_is_left_open():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+        gc.collect()
+    assert [str(each.message) for each in caught] == []
+
+
+async def reset_connection(listener):
+    """Return a stream whose other end has reset the connection."""
+    stream = await trio.open_tcp_stream(*listener.getsockname())
+    accepted, _ = listener.accept()
+    # To close without lingering resets.
+    accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    accepted.close()
+    with trio.fail_after(PATIENCE_SECONDS):
+        await trio.lowlevel.wait_readable(stream.socket)
+    return stream
+
+
+async def test_a_connection_that_is_reset_before_tls_leaves_no_socket_open():
+    """Python's ``wrap_socket`` notices it, raises, and forgets the socket that it has made."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, no_socket_is_left_open():
+
+        async def dial(host, port):
+            return await reset_connection(listener)
+
+        with pytest.raises(ConnectFailedError):
+            await open_wire(
+                Origin("https", "127.0.0.1", listener.getsockname()[1]),
+                context=ssl.create_default_context(),
+                protocols=["http/1.1"],
+                limit=PATIENCE_SECONDS,
+                dial=dial,
+            )
+
+
+async def test_a_client_that_resets_before_tls_leaves_no_socket_of_the_server_open():
+    with socket.create_server(("127.0.0.1", 0)) as listener, no_socket_is_left_open():
+        stream = await reset_connection(listener)
+        sock = socket.socket(fileno=stream.socket.detach())
+        with pytest.raises(OSError, match=r"."):
+            TlsSocket(sock, ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+        assert sock.fileno() == -1
