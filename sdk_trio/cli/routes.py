@@ -25,7 +25,7 @@ _ROUTE_STATE = re.compile(
     r'^sdk_forward_route_state\{[^}]*route="([^"]*)"[^}]*\} (\S+)', re.MULTILINE
 )
 
-COLUMNS = ("name", "state", "types", "where", "url", "policies")
+COLUMNS = ("name", "state", "types", "where", "url", "timeout_seconds", "policies")
 COLUMNS_OF_SOURCES = (*COLUMNS[:2], "sources", *COLUMNS[2:])
 
 
@@ -54,6 +54,7 @@ def list_routes(arguments: Namespace) -> int:
             **({"sources": list(options.sources)} if options.sources else {}),
             "where": list(options.where),
             "url": options.url,
+            "timeout_seconds": options.timeout_seconds,
             "ordered": options.ordered,
             "concurrency": options.concurrency,
             "policies": str(route.policy(settings.webhooks.queue)),

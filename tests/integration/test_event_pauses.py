@@ -1,5 +1,9 @@
 """Pauses of events, by command line and by API, and the behavior of a receiver."""
 
+import base64
+import json
+import os
+
 import pytest
 import trio
 from support.admin import TOKEN, administered
@@ -143,6 +147,27 @@ def test_a_reason_and_an_actor_are_checked_as_by_the_api(command_line, words):
     assert refused.status == 2
     assert f"{words[-2]} takes 1 to" in refused.err
     assert command_line("events", "pauses", "--all", "--format", "json").document == []
+
+
+def test_routes_list_shows_the_limits_of_each_route(command_line, monkeypatch):
+    route = {
+        "Name": "shop",
+        "Url": "http://127.0.0.1:9",
+        "TimeoutSeconds": 2.5,
+        "Ordered": True,
+        "Concurrency": 3,
+        "RatePerMinute": 60,
+        "MaxAttempts": 4,
+    }
+    monkeypatch.setenv("SDK__FORWARD__ROUTES", json.dumps([route]))
+    monkeypatch.setenv("SDK_FORWARD_SECRET", "whsec_" + base64.b64encode(os.urandom(32)).decode())
+    listed = command_line("routes", "list", "--format", "json")
+    assert listed.status == 0, listed.err
+    (row,) = listed.document
+    assert (row["timeout_seconds"], row["ordered"], row["concurrency"]) == (2.5, True, 3)
+    assert row["policies"] == "max_attempts=4, concurrency=3, rate_per_minute=60.0"
+    table = command_line("routes", "list").out.splitlines()
+    assert ("timeout_seconds" in table[0], "2.5" in table[1]) == (True, True)
 
 
 def test_events_types_shows_the_policies_of_an_application(command_line, monkeypatch):
