@@ -167,7 +167,7 @@ def test_routes_list_shows_the_limits_of_each_route(command_line, monkeypatch):
     assert (row["timeout_seconds"], row["ordered"], row["concurrency"]) == (2.5, True, 3)
     assert row["policies"] == "max_attempts=4, concurrency=3, rate_per_minute=60.0"
     table = command_line("routes", "list").out.splitlines()
-    assert ("timeout_seconds" in table[0], "2.5" in table[1]) == (True, True)
+    assert ("timeout seconds" in table[0], "2.5" in table[1]) == (True, True)
 
 
 def test_events_types_shows_the_policies_of_an_application(command_line, monkeypatch):

@@ -23,6 +23,7 @@ from support.whole_store import (
 from sdk_trio.records.deliveries import Admission, DeliveryState, Done
 from sdk_trio.records.tenants import AuditAction
 from sdk_trio.storage.data_directory import lock_data_directory
+from sdk_trio.storage.engines.postgres_address import PostgresAddress
 
 ROUNDS = 90  # more deliveries than are added to SQLite's index at once
 TO_POSTGRES = ("storage", "migrate", "--from", "sqlite", "--to", "postgres")
@@ -425,6 +426,31 @@ def test_it_refuses_while_a_process_uses_either_store(
         assert (used.status, "is not empty" in used.err) == (1, True)
     assert command_line("events", "list").status == 0
     assert command_line("events", "list", *ON_POSTGRES).status == 0
+
+
+def test_a_database_that_is_filled_before_the_lock_is_not_replaced(
+    command_line: CommandLine, file: Path, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process receives events between the first check of the target and its lock."""
+    from sdk_trio.storage import transfer
+
+    migrate = transfer.migrate_postgres
+
+    async def receive() -> None:
+        inbox = await database.open()
+        await inbox.accept(delivery("m1"), leased=False)
+        await inbox.close()
+
+    def migrate_and_fill(address: PostgresAddress) -> None:
+        migrate(address)
+        trio.run(receive)
+
+    monkeypatch.setattr(transfer, "migrate_postgres", migrate_and_fill)
+    refused = command_line(*TO_POSTGRES)
+    assert (refused.status, "is not empty" in refused.err) == (1, True)
+    found = trio.run(_contents_of_database, database)
+    assert [each.webhook_id for each in found["records"]] == ["m1"]
+    assert command_line("events", "list").status == 0, "the source is not marked as moved"
 
 
 def test_a_program_that_has_just_ended_is_not_in_the_way(
