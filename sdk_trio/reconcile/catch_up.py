@@ -34,7 +34,7 @@ from ..records.deliveries import DeliveryState, NewDelivery
 from ..records.synthetic import synthetic_id
 from ..records.tenants import Tenant
 from ..storage.ports import Inbox
-from ..storage.subjects import Held, held_events, holds_state
+from ..storage.subjects import SubjectEvent, events_of_subject, has_state
 from ..tenants.identity import is_organization_id
 from ..tenants.service import TenantService
 from .gap import MOST_RESTARTS, CatchUpRun, ListEnd, ListProgress
@@ -415,13 +415,13 @@ class CatchUp:
             if isinstance(owner, Tenant) and owner.credentials.access_token is not None:
                 return 0, 0
             tenant_id = owner.id if isinstance(owner, Tenant) else owner
-        held = await self._held(change, tenant_id)
-        missing = missing_events(change, held, until=run.until, wanted=wanted)
+        events = await self._events_of(change, tenant_id)
+        missing = missing_events(change, events, until=run.until, wanted=wanted)
         age = self._clock() - change.changed_at
         if missing and age < self._settle_seconds:
             await trio.sleep(min(self._settle_seconds, self._settle_seconds - age))
-            held = await self._held(change, tenant_id)
-            missing = missing_events(change, held, until=run.until, wanted=wanted)
+            events = await self._events_of(change, tenant_id)
+            missing = missing_events(change, events, until=run.until, wanted=wanted)
         for implied in missing:
             event = self._event(change, implied, tenant_id)
             self._note(event)
@@ -431,7 +431,7 @@ class CatchUp:
                     await self._inbox.accept(event.delivery, leased=False)
                 finally:
                     self._being_added -= 1
-        known = {each.record.type for each in held}
+        known = {each.record.type for each in events}
         return len(missing), len(wanted.intersection(change.uncertain) - known)
 
     async def _owner_of(self, change: Changed) -> Tenant | str | None:
@@ -445,9 +445,9 @@ class CatchUp:
         found = await self._tenants.find_by_organization(organization)
         return found or await self._tenants.find_erased(organization)
 
-    async def _held(self, change: Changed, tenant_id: str | None) -> list[Held]:
+    async def _events_of(self, change: Changed, tenant_id: str | None) -> list[SubjectEvent]:
         async with self._comparing:
-            return await held_events(
+            return await events_of_subject(
                 self._inbox, change.subject, tenant_id, changed_since=change.changed_at
             )
 
@@ -505,19 +505,19 @@ def types_of(glob: str | None) -> frozenset[str]:
 
 
 def missing_events(
-    change: Changed, held: Sequence[Held], *, until: float, wanted: frozenset[str]
+    change: Changed, events: Sequence[SubjectEvent], *, until: float, wanted: frozenset[str]
 ) -> list[Implied]:
     """Return the events that a record's state implies and the inbox lacks; pure.
 
     Args:
         change: the record.
-        held: the events of its subject in the inbox.
+        events: the events of its subject in the inbox.
         until: the end of the range (Unix seconds). A later state arrives as a delivery.
         wanted: the types to add.
     """
-    types = {each.record.type for each in held}
+    types = {each.record.type for each in events}
     # Known by their ids also after their bodies have been removed.
-    ids = {each.record.webhook_id for each in held}
+    ids = {each.record.webhook_id for each in events}
     status = change.record.get("status")
     missing = []
     for implied in change.implied:
@@ -529,7 +529,7 @@ def missing_events(
     is_unmodified = change.record.get("modified_at") is None
     updated = change.kind.updated
     if change.changed_at <= until and not (
-        (is_unmodified and bool(held)) or holds_state(held, updated, change.changed_at)
+        (is_unmodified and bool(events)) or has_state(events, updated, change.changed_at)
     ):
         missing.append(Implied(updated, change.changed_at))
     return [

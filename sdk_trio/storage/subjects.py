@@ -1,4 +1,4 @@
-"""The events of one subject that the inbox holds, and whether they supersede a synthetic one.
+"""The events of one subject in the inbox, and whether they supersede a synthetic one.
 
 The rule, which docs/reference/catch-up.md states for users: of two states of a subject, the one
 with the later ``modified_at`` counts.
@@ -22,7 +22,7 @@ _PAGE = 200
 _NOT_HANDLED = frozenset({DeliveryState.PARKED, DeliveryState.DEAD})
 
 
-class Held(msgspec.Struct, frozen=True):
+class SubjectEvent(msgspec.Struct, frozen=True):
     """An event of a subject in the inbox, and the state that it carries.
 
     The state is unknown if the event arrived before the time of interest.
@@ -32,9 +32,9 @@ class Held(msgspec.Struct, frozen=True):
     state: StoredState = StoredState()
 
 
-async def held_events(
+async def events_of_subject(
     inbox: Inbox, subject: str, tenant_id: str | None, *, changed_since: float
-) -> list[Held]:
+) -> list[SubjectEvent]:
     """Return all events of a subject, the newest first.
 
     Args:
@@ -46,7 +46,7 @@ async def held_events(
     Raises:
         StoreUnavailableError: from the inbox.
     """
-    found: list[Held] = []
+    found: list[SubjectEvent] = []
     before: int | None = None
     while True:
         page: Sequence[DeliveryRecord] = await inbox.find(
@@ -59,42 +59,44 @@ async def held_events(
             if record.received_at >= changed_since - SKEW_SECONDS:
                 full = await inbox.get(record.key)
                 state = stored_state(None if full is None else full.raw)
-            found.append(Held(record, state))
+            found.append(SubjectEvent(record, state))
         if len(page) < _PAGE:
             return found
         before = page[-1].sequence
 
 
-def holds_state(held: Sequence[Held], event_type: str, changed_at: float) -> bool:
-    """Return whether the inbox holds the state of ``changed_at``, or a later one, for a type."""
-    return any(_carries(each, event_type, changed_at) for each in held)
+def has_state(events: Sequence[SubjectEvent], event_type: str, changed_at: float) -> bool:
+    """Return whether an event has the state of ``changed_at``, or a later one, for a type."""
+    return any(_carries(each, event_type, changed_at) for each in events)
 
 
-def _carries(held: Held, event_type: str, changed_at: float) -> bool:
-    found = held.state.changed_at
+def _carries(event: SubjectEvent, event_type: str, changed_at: float) -> bool:
+    found = event.state.changed_at
     if found is None:
         return False
     # An event of the same type counts in any state: people replay a parked or dead one. A later
     # state that came with another type counts if a handler gets it.
-    if held.record.type == event_type:
+    if event.record.type == event_type:
         return found >= changed_at
-    return found > changed_at and held.record.state not in _NOT_HANDLED
+    return found > changed_at and event.record.state not in _NOT_HANDLED
 
 
-def superseded_by(held: Sequence[Held], key: str, event_type: str, changed_at: float) -> str | None:
+def superseded_by(
+    events: Sequence[SubjectEvent], key: str, event_type: str, changed_at: float
+) -> str | None:
     """Return the id of the event that makes a waiting synthetic event superfluous, or None.
 
     A later state supersedes a ``*.updated``. A delivered event of the same type, or of one that
     undoes it, supersedes a lifecycle event.
 
     Args:
-        held: the events of its subject.
+        events: the events of its subject.
         key: its own key.
         event_type: its type.
         changed_at: the last change of the state that it carries (Unix seconds).
     """
     stage = stage_of(event_type)
-    for each in held:
+    for each in events:
         record = each.record
         if record.key == key:
             continue
@@ -152,5 +154,7 @@ async def find_superseding(inbox: Inbox, delivery: NewDelivery) -> str | None:
     if delivery.subject is None or changed_at is None:
         await trio.lowlevel.checkpoint()
         return None
-    held = await held_events(inbox, delivery.subject, delivery.tenant_id, changed_since=changed_at)
-    return superseded_by(held, delivery.key, delivery.type, changed_at)
+    events = await events_of_subject(
+        inbox, delivery.subject, delivery.tenant_id, changed_since=changed_at
+    )
+    return superseded_by(events, delivery.key, delivery.type, changed_at)

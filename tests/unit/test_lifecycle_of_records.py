@@ -19,7 +19,7 @@ from sdk_trio.events.lifecycle import (
 from sdk_trio.events.samples import sample
 from sdk_trio.records.deliveries import DeliveryRecord, DeliveryState
 from sdk_trio.records.synthetic import is_synthetic, synthetic_id
-from sdk_trio.storage.subjects import Held, holds_state, superseded_by
+from sdk_trio.storage.subjects import SubjectEvent, has_state, superseded_by
 
 BY_NAME = {kind.name: kind for kind in KINDS}
 NOW = 1_700_000_000.0
@@ -169,40 +169,40 @@ RECORD = DeliveryRecord(
 )
 
 
-def held(changed_at, status=None, **fields):
-    return Held(attrs.evolve(RECORD, **fields), StoredState(changed_at, status))
+def event_of(changed_at, status=None, **fields):
+    return SubjectEvent(attrs.evolve(RECORD, **fields), StoredState(changed_at, status))
 
 
 @pytest.mark.parametrize(
     ("event", "holds"),
     [
-        (held(NOW), True),
-        (held(NOW + 1), True),
-        (held(NOW - 1), False),
-        (held(None), False),
-        (held(NOW, state=DeliveryState.DEAD), True),
-        (held(NOW, type="order.paid"), False),
-        (held(NOW + 1, type="order.paid"), True),
-        (held(NOW + 1, type="order.paid", state=DeliveryState.PARKED), False),
+        (event_of(NOW), True),
+        (event_of(NOW + 1), True),
+        (event_of(NOW - 1), False),
+        (event_of(None), False),
+        (event_of(NOW, state=DeliveryState.DEAD), True),
+        (event_of(NOW, type="order.paid"), False),
+        (event_of(NOW + 1, type="order.paid"), True),
+        (event_of(NOW + 1, type="order.paid", state=DeliveryState.PARKED), False),
     ],
 )
-def test_whether_the_inbox_holds_a_state(event, holds):
-    assert holds_state([event], "order.updated", NOW) is holds
+def test_whether_the_inbox_has_a_state(event, holds):
+    assert has_state([event], "order.updated", NOW) is holds
 
 
 @pytest.mark.parametrize(
     ("event_type", "event", "superseded"),
     [
-        ("order.updated", held(NOW + 1), True),
-        ("order.updated", held(NOW - 1), False),
-        ("order.updated", held(NOW + 1, webhook_id="mine"), False),
-        ("order.paid", held(NOW + 1), False),
-        ("order.paid", held(None, type="order.paid"), True),
-        ("order.paid", held(None, type="order.paid", webhook_id="sdkstate_1"), False),
-        ("order.paid", held(NOW + 1, "refunded", type="order.refunded"), True),
-        ("order.paid", held(NOW + 1, "partially_refunded", type="order.refunded"), False),
-        ("subscription.active", held(None, type="subscription.revoked"), True),
-        ("order.refunded", held(None, type="order.paid"), False),
+        ("order.updated", event_of(NOW + 1), True),
+        ("order.updated", event_of(NOW - 1), False),
+        ("order.updated", event_of(NOW + 1, webhook_id="mine"), False),
+        ("order.paid", event_of(NOW + 1), False),
+        ("order.paid", event_of(None, type="order.paid"), True),
+        ("order.paid", event_of(None, type="order.paid", webhook_id="sdkstate_1"), False),
+        ("order.paid", event_of(NOW + 1, "refunded", type="order.refunded"), True),
+        ("order.paid", event_of(NOW + 1, "partially_refunded", type="order.refunded"), False),
+        ("subscription.active", event_of(None, type="subscription.revoked"), True),
+        ("order.refunded", event_of(None, type="order.paid"), False),
     ],
 )
 def test_events_that_supersede_a_waiting_event(event_type, event, superseded):

@@ -28,18 +28,18 @@ A delivery arrives with the token of a lease, if it may run at once (:class:`Arr
 :data:`Answer`, whose second part is the sequence if it may:
 
 ===============================================  =========================  ======================
-the record of its key                            answer                     may run, if leased
+the record of its key                            answer                     may run
 ===============================================  =========================  ======================
-none; done longer ago than keys are remembered   ``NEW``                    yes
-failed inline, dead or parked: it is put back    ``NEW``, its attempts      yes
-parked, and this is a claim: it is put back for  ``QUEUED``                 no: our workers run it
-our workers
+none; done longer ago than keys are remembered   ``NEW``                    if it has a token
+failed inline, dead or parked: it is put back    ``NEW``, and the attempts  if it has a token
+                                                 that count
+parked, and this is a claim: it is put back      ``QUEUED``                 no: our workers run it
 any other: nothing is changed                    ``QUEUED``, ``RUNNING``,   no
                                                  ``DONE``
 ===============================================  =========================  ======================
 
-The rules of the last three rows are in ``storage.admission``; accepting, claiming and parking have
-their own. ``SqlInbox._admit`` makes the :class:`.Lease` from the token and the sequence.
+``storage.admission`` has the rules of all rows but the first, for accepting, claiming and parking.
+``SqlInbox._admit`` makes the :class:`.Lease` from the token and the sequence.
 
 Functions of a transaction, described by :class:`Inbox`. Several processes write at once to
 PostgreSQL. Each decision by the state of a row, and the change that follows, are one statement, or
