@@ -1,13 +1,13 @@
 """The interface of a store; every store passes the same contract suite.
 
-Every ``async`` method is a checkpoint, except, in memory, ``claim`` and the ``finish`` of an inline
-run. A method that writes returns when the change is durable (SQLite: synced to disk; memory: kept
-by this process). Cancellation does *not* undo a write that was begun: ``Cancelled`` is raised when
-it is done, or after 2 s. After a cancellation, or after the error that the store does not answer, a
-method may have taken leases that its caller does not know of. The next ``renew`` gives them up, or
-they expire. Every ``async`` method raises :class:`~sdk_trio.errors.StoreUnavailableError` while the
-store is unavailable. Half of a surrogate pair in any text is stored, and looked up, as U+FFFD; a
-new delivery has none.
+Every ``async`` method is a checkpoint of Trio, except, in memory, ``claim`` and the ``finish`` of
+an inline run. A method that writes returns when the change is durable (SQLite: synced to disk;
+memory: kept by this process). Cancellation does *not* undo a write that was begun: ``Cancelled`` is
+raised when it is done, or after 2 s. After a cancellation, or after the error that the store does
+not answer, a method may have taken leases that its caller does not know of. The next ``renew``
+gives them up, or they expire. Every ``async`` method raises
+:class:`~sdk_trio.errors.StoreUnavailableError` while the store is unavailable. Half of a surrogate
+pair in any text is stored, and looked up, as U+FFFD; a new delivery has none.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence

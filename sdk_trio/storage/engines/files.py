@@ -18,7 +18,7 @@ On Windows an open file can be neither removed nor replaced, so nothing is check
 When a sync fails, Linux marks the pages that it could not write as clean. The page cache still has
 them, the disk does not, and the next sync succeeds without them. In the write-ahead log this is a
 hole: SQLite recovers the log up to the first bad frame, so a power cut loses every later commit. In
-the database it is a page that a checkpoint copied, and whose only other copy is in the log.
+the database it is a page that SQLite's checkpoint copied; its only other copy is in the log.
 :func:`rewrite_log` and :func:`rewrite_pages` write the same bytes again, which makes the pages
 dirty again, and sync them. Readers see no difference. Afterwards everything that the log has is on
 the disk (docs/adr/0071-log-rewrite.md has the proof).

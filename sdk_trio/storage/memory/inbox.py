@@ -5,10 +5,11 @@ shrinks to its id later, see :class:`Deliveries`. When deliveries that are not d
 the oldest dead, parked and failed inline ones are dropped, and then new ones are refused. The first
 time, a warning is logged.
 
-Cancellation: a method is one checkpoint, *before* it reads or changes anything, so a cancelled call
-has changed nothing. ``finish`` of an inline run is not a checkpoint, and ``claim`` lets no other
-task run: such a run is part of a request, which has its own checkpoints, and a further one would
-cost as much as all the work of this store. ``close`` closes first, and is a checkpoint after it.
+Cancellation: a method is one checkpoint of Trio, *before* it reads or changes anything, so a
+cancelled call has changed nothing. ``finish`` of an inline run is not a checkpoint, and ``claim``
+lets no other task run: such a run is part of a request, which has its own checkpoints, and a
+further one would cost as much as all the work of this store. ``close`` closes first, and is a
+checkpoint after it.
 """
 
 import math

@@ -26,7 +26,7 @@ T = TypeVar("T")
 class MemoryTables:
     """A SQLite database in memory: it commits and reads in the caller's thread.
 
-    Cancellation: each call is one checkpoint, *before* it reads or changes anything.
+    Cancellation: each call is one checkpoint of Trio, *before* it reads or changes anything.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,7 @@
-"""Checkpoints: values that parts of the runtime keep across restarts, by name."""
+"""Checkpoints: values that parts of the runtime keep across restarts, by name.
+
+Those of Trio, and those of SQLite that copy its log into the database, are named as such.
+"""
 
 from .dialect import SqlTransaction
 
