@@ -152,26 +152,12 @@ def end_all(tx: SqlTransaction, runs: Sequence[RunEnd]) -> list[bool]:
     ends = {run.sequence: run for run in runs}
     taken_out = tx.all(_TAKE_OUT, sequences=list(ends), tokens=[run.token for run in runs])
     rows = []
-    for sequence, state, queued, attempts, earlier, process_ends, alone, *rest in taken_out:
-        generation, started_at, error = rest
+    for sequence, state, queued, attempts, *others, started_at, error in taken_out:
         run = ends.pop(sequence)
         if run.begun is not None and state != "running":
             attempts, started_at = attempts + 1, run.begun
         error = error if attempts > 1 else None  # as in _AS_ENDED
-        rows.append(
-            (
-                sequence,
-                queued,
-                attempts,
-                earlier,
-                process_ends,
-                alone,
-                generation,
-                started_at,
-                run.finished_at,
-                error,
-            )
-        )
+        rows.append((sequence, queued, attempts, *others, started_at, run.finished_at, error))
     if rows:
         tx.insert(_ADD_ENDED, rows)
         tx.note_change(done=len(rows))
