@@ -150,6 +150,9 @@ def handlers_for(world: World) -> HandlerRegistry:
 
 #: Worlds with policies, pauses, and senders that use the same ids.
 LIMITS = World(faults=(), events=40, sources=SOURCES)
+ONE_LIMITED_WORKER = World(
+    faults=(), events=8, sources=SOURCES, settings={"Webhooks:Queue:Workers": 1}
+)
 PAUSES = World(faults=("pause",), most_faults=8, events=40, sources=SOURCES)
 
 #: A world with outages of the upstream.
@@ -746,6 +749,18 @@ def long_runs(seed: int) -> SimulationPlan:
     return slow_events(seed, Trouble("slow", 100.0))
 
 
+def limited_event_forgotten() -> Any:
+    """A worker runs one limited event that was claimed in advance, and waits for new events."""
+    take = queue.WorkerPool._take_ahead
+
+    def take_one(self: Any) -> Any:
+        taken = None if getattr(self, "has_taken", False) else take(self)
+        self.has_taken = taken is not None
+        return taken
+
+    return patch.object(queue.WorkerPool, "_take_ahead", take_one)
+
+
 BUGS = (
     Bug(renewed_by_owner, HANGS),
     Bug(sync_failure_ignored, SYNCS),
@@ -796,6 +811,7 @@ BUGS = (
     Bug(newest_state_superseded, LIMITS),
     Bug(late_state_runs, LIMITS),
     Bug(sources_share_ids, LIMITS),
+    Bug(limited_event_forgotten, ONE_LIMITED_WORKER),
 )
 
 

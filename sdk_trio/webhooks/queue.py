@@ -119,7 +119,7 @@ class WorkerPool:
         # The limited event that was claimed although no worker was free. The next worker that has
         # ended a run takes it, before those in the channel: otherwise a backlog of other handlers
         # would keep limited events out. One at a time, because it uses a token of its rate, and a
-        # slot, while it waits.
+        # slot, while it waits. It is set only while no worker waits for the channel.
         self._ahead: _Queued | None = None
         self._feed_wanted = trio.Event()
         self._slot_freed = Bell()
@@ -322,19 +322,24 @@ class WorkerPool:
         while await run_in_cell(self._work):
             pass
 
-    async def _work(self) -> None:  # noqa: ASYNC910 - an async for over a channel is a checkpoint
+    async def _work(self) -> None:
         cell = current_cell()
         assert cell is not None
-        if self._ahead is not None:  # the last run was cancelled
-            await self._run(cell, self._take_ahead(self._ahead))
-        async for queued in self._receive:
+        while True:
+            while (ahead := self._take_ahead()) is not None:
+                await self._run(cell, ahead)
+                if self._receive.statistics().current_buffer_used:
+                    break  # an event of another handler is next
+            try:
+                queued = await self._receive.receive()
+            except trio.EndOfChannel:
+                return  # noqa: ASYNC910 - receive() is a checkpoint
             await self._run(cell, queued)
-            if self._ahead is not None:
-                await self._run(cell, self._take_ahead(self._ahead))
 
-    def _take_ahead(self, queued: _Queued) -> _Queued:
-        self._ahead = None
-        self.wake()  # the feeder claims the next one
+    def _take_ahead(self) -> _Queued | None:
+        queued, self._ahead = self._ahead, None
+        if queued is not None:
+            self.wake()  # the feeder claims the next one
         return queued
 
     async def _run(self, cell: trio.Nursery, queued: _Queued) -> None:
@@ -478,7 +483,7 @@ class WorkerPool:
             return False
         # No checkpoint from here on, during which the slot could be used for another event.
         queued = (arrival, record.attempts + 1, is_first, held)
-        is_busy = len(self._running) >= self._workers
+        is_busy = not self._receive.statistics().tasks_waiting_receive
         goes_ahead = is_busy and self._ahead is None and self._is_limited(arrival)
         self._slots_used += 1
         if goes_ahead:

@@ -334,6 +334,27 @@ async def test_a_full_memory_of_other_events_does_not_delay_limited_ones(autojum
         nursery.cancel_scope.cancel()
 
 
+async def test_limited_events_alone_do_not_wait_for_another_event(autojump_clock):
+    handled = []
+
+    async def limited(event):
+        await trio.sleep(1)
+        handled.append(event.webhook_id)
+
+    handlers = HandlerRegistry()
+    handlers.register(OrderPaidEvent, limited, enqueue=True, rate_per_minute=600)
+    handlers.register(OrderUpdatedEvent, limited, enqueue=True, rate_per_minute=600)
+    bench = Bench.of(handlers, Webhooks__Queue__Workers=1)
+    ids = [f"m{number}" for number in range(5)]
+    async with trio.open_nursery() as nursery:
+        await nursery.start(bench.queue.run)
+        for webhook_id, kind in zip(ids, itertools.cycle(["order.paid", "order.updated"])):
+            await bench.queue.accept(arrival(kind, webhook_id=webhook_id), direct=False)
+        await trio.sleep(30)
+        assert sorted(handled) == ids
+        bench.queue.close()
+
+
 async def test_a_limited_event_does_not_wait_for_a_run_that_is_cancelled(autojump_clock):
     handled = []
 

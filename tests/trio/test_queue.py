@@ -12,9 +12,10 @@ from support.deliveries import Bench, arrival, memory_inbox
 from support.keyed import ByKey
 from support.serving import registry
 
+from sdk_trio import HandlerRegistry
 from sdk_trio.client.errors import CircuitOpenError
 from sdk_trio.errors import RetryLater, StoreUnavailableError
-from sdk_trio.events import OrderCreatedEvent
+from sdk_trio.events import OrderCreatedEvent, OrderPaidEvent, OrderUpdatedEvent
 from sdk_trio.records.deliveries import DeliveryState, Done, Retry
 from sdk_trio.webhooks import arrival as arrival_module
 from sdk_trio.webhooks import queue
@@ -713,7 +714,7 @@ async def test_cancelled_while_it_feeds_a_backlog_it_gives_the_rest_back(autojum
 # -- after an event has ended the process ------------------------------------------------------
 
 
-async def after_ends(handler, *ids, ends=2):
+async def after_ends(handlers, *ids, ends=2, **keys):
     """A bench that starts after the process has ended ``ends`` times while all ``ids`` ran."""
     inbox = memory_inbox(owner="0")
     for webhook_id in ids:
@@ -725,8 +726,8 @@ async def after_ends(handler, *ids, ends=2):
             await inbox.start(due.leases[webhook_id], now=trio.current_time())
         inbox = memory_inbox(owner=f"{owner + 1}", shares=inbox)
         await inbox.recover()
-    keys = {"Webhooks__Queue__MaxAttempts": ends + 1}
-    return Bench.of(queued(handler), inbox, after_crash=True, **keys)
+    keys["Webhooks__Queue__MaxAttempts"] = ends + 1
+    return Bench.of(handlers, inbox, after_crash=True, **keys)
 
 
 @pytest.mark.parametrize("lasts", [45, math.inf])
@@ -739,7 +740,7 @@ async def test_a_suspect_runs_beside_no_other_suspect(autojump_clock, lasts):
         if event.webhook_id == "lasting":
             await trio.sleep(lasts)
 
-    bench = await after_ends(handler, "lasting", "beside", "further")
+    bench = await after_ends(queued(handler), "lasting", "beside", "further")
     started = trio.current_time()
     async with trio.open_nursery() as nursery:
         await nursery.start(bench.queue.run)
@@ -757,6 +758,28 @@ async def test_a_suspect_runs_beside_no_other_suspect(autojump_clock, lasts):
         nursery.cancel_scope.cancel()
 
 
+async def test_a_limited_event_does_not_wait_for_a_suspect_that_lasts(autojump_clock):
+    handled = []
+
+    async def lasting(event):
+        await trio.sleep(1000)
+
+    async def limited(event):
+        handled.append(event.webhook_id)
+
+    handlers = HandlerRegistry()
+    handlers.register(OrderPaidEvent, lasting, enqueue=True)
+    handlers.register(OrderUpdatedEvent, limited, enqueue=True, concurrency=1)
+    bench = await after_ends(handlers, "lasting", Webhooks__Queue__Workers=1)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(bench.queue.run)
+        await trio.sleep(40)
+        await bench.queue.accept(arrival("order.updated", webhook_id="a"), direct=False)
+        await trio.sleep(30)
+        assert handled == ["a"]
+        nursery.cancel_scope.cancel()
+
+
 async def test_a_quarantine_is_bounded_altogether(autojump_clock):
     """Inline deliveries are refused meanwhile."""
     begun = {}
@@ -766,7 +789,7 @@ async def test_a_quarantine_is_bounded_altogether(autojump_clock):
         await trio.sleep(25)
 
     ids = [f"suspect-{number}" for number in range(8)]
-    bench = await after_ends(handler, *ids)
+    bench = await after_ends(queued(handler), *ids)
     started = trio.current_time()
     async with trio.open_nursery() as nursery:
         await nursery.start(bench.queue.run)
@@ -792,7 +815,7 @@ async def test_a_suspect_that_waited_for_a_pause_runs_alone_after_it(autojump_cl
         for others in running:
             beside[others] |= {event.webhook_id}
 
-    bench = await after_ends(handler, "suspect")
+    bench = await after_ends(queued(handler), "suspect")
     await bench.inbox.pause("order.*", actor="ann", reason="", until=None, now=trio.current_time())
     await bench.runner.pauses.poll()
     async with trio.open_nursery() as nursery:
