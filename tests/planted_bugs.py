@@ -297,9 +297,9 @@ def deduplication_lost_at_restart() -> Any:
     def added(tx: Any, new: Any, *rest: Any, **named: Any) -> Any:
         for delivery in new:
             sequence = arrivals.find_one(tx, delivery.key)
-            if sequence is not None and tx.number not in _seen(tx, delivery.key):
+            if sequence is not None and tx.version[0] not in _seen(tx, delivery.key):
                 arrivals.remove(tx, [sequence])
-            _seen(tx, delivery.key).add(tx.number)
+            _seen(tx, delivery.key).add(tx.version[0])
         return add(tx, new, *rest, **named)
 
     seen: dict[str, set[Any]] = {}

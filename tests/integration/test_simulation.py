@@ -15,9 +15,10 @@ from planted_bugs import BUGS, SOURCES, handlers, handlers_for, look_for, make_u
 from sdk_trio import HandlerRegistry
 from sdk_trio.errors import NotSupportedError
 from sdk_trio.events import OrderCreatedEvent, OrderPaidEvent
+from sdk_trio.storage.sql import arrivals
 from sdk_trio.testing import SimulationFailedError, World, simulate
 from sdk_trio.testing.simulation import scheduler
-from sdk_trio.testing.simulation.plan import Fault, SimulationPlan, make_plan
+from sdk_trio.testing.simulation.plan import Arrival, Fault, SimulationPlan, make_plan
 from sdk_trio.testing.simulation.run import handled_types
 from sdk_trio.testing.simulation.world import Simulation
 
@@ -329,6 +330,22 @@ def test_a_stalled_process_serves_after_it_wakes_up():
     assert not result.violations
     assert result.acknowledged == 6
     assert any("answer=timeout" in line.fields for line in result.story)
+
+
+def test_an_exception_of_the_server_is_found(monkeypatch):
+    add = arrivals.add
+    errors = iter([AttributeError("planted")] * 2)  # in the batch, and alone
+
+    def added(*arguments, **named):
+        for error in errors:
+            raise error
+        return add(*arguments, **named)
+
+    monkeypatch.setattr(arrivals, "add", added)
+    arrival = Arrival(0, 1.0, "order.created", "sub_0")
+    found = run(SimulationPlan(1, (arrival,), ())).violations
+    assert [each.kind for each in found] == ["failed"]
+    assert "server.application_failed" in found[0].text
 
 
 def test_a_crashed_process_no_longer_runs_handlers():

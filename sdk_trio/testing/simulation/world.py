@@ -228,6 +228,8 @@ class Simulation:
                 self.auditor.handled(key, host)
             else:
                 self.auditor.parked.add(key)
+        elif event in ("server.application_failed", "admin.feed_failed"):
+            self.auditor.find("failed", f"{event}: a request ended with an exception of the server")
 
     def _body_of(self, arrival: Arrival) -> bytes:
         return body_of(arrival, self.world.sources)
