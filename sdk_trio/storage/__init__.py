@@ -2,13 +2,15 @@
 
 To read this package, follow one delivery:
 
-1. ``ports.py``: the contract of every store; ``open.py``: the uses that a store is opened for.
+1. ``records/deliveries.py``: what a store takes and returns; ``ports.py``: the contract of every
+   store; ``open.py``: the uses that a store is opened for.
 2. ``sql/dialect.py``: the SQL of all statements, and the methods made of functions of a
-   transaction; ``sql/schema.py``: the tables; ``sql/versions.py``: which store is found.
+   transaction ("Whole units" can wait until ``engines/postgres.py``); ``sql/schema.py``: the
+   tables; ``sql/versions.py``: which store is found.
 3. ``admission.py``: the answer to a duplicate; ``sql/arrivals.py``: how a key is found;
    ``sql/admission.py``: the states of a delivery, and how it enters them; ``sql/runs.py``.
-4. ``commit.py``: the thread that commits the work of all tasks; ``readers.py``: queries;
-   ``inbox.py``: the methods that SQLite and PostgreSQL share.
+4. ``engines/__init__.py``: what an engine does; ``commit.py``: the thread that commits the work of
+   all tasks; ``readers.py``: queries; ``inbox.py``: the methods that SQLite and PostgreSQL share.
 5. ``sql/leases.py``: which process runs a delivery; ``sql/policies.py``: limits of handlers.
 6. ``unawaited.py``, ``known_keys.py``, ``claims_file.py``: how SQLite saves a commit for most
    deliveries; ``effects.py``; ``sqlite_inbox.py`` and ``postgres_inbox.py`` add what differs.

@@ -162,8 +162,9 @@ def copy_file(source: Path, file: Path, report: Report) -> None:
     """Copy a snapshot of the store in ``source`` to the new file ``file``; blocks.
 
     Raises:
-        StorageError: the store cannot be read, or the disk is full.
+        StorageError: the store cannot be read, or a disk has failed.
         StoreVersionError: it is not a store of this version.
+        OSError: ``file`` cannot be written, or its disk is full; :func:`back_up` translates it.
     """
 
     def steps() -> bool:
@@ -360,6 +361,8 @@ def _give_up_leases(tx: SqlTransaction) -> None:
         payload_seconds=0.0,
     )
     leases.recover(tx, terms, dead=None)
+    # Claimed by the first poll, which reports those that may have been sent.
+    tx.run("UPDATE notification SET lease_until = 0 WHERE lease_owner IS NOT NULL")
     tx.run("UPDATE lease SET until = 0")
 
 

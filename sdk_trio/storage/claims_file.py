@@ -46,7 +46,10 @@ _NOTHING = bytes(_SLOT)
 
 
 class InterruptedRun(msgspec.Struct, frozen=True):
-    """A run of ``key`` during which the process ended, so many times, before it was committed."""
+    """A run of ``key`` during which the process ended before its claim was committed.
+
+    ``process_ends`` is 1, or 0 in a slot that no start has read yet.
+    """
 
     key: str
     process_ends: int

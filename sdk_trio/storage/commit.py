@@ -167,7 +167,7 @@ class GroupCommit(trio.abc.Instrument):
         self._batch: Sequence[Unit] = ()
         # -- of the event loop alone
         #: Runs before the work of each caller of :meth:`submit`, and raises if it must not be done.
-        #: Units of deliveries (:meth:`gather`, :meth:`post`) are not fenced: their leases are.
+        #: Work of :meth:`gather` and :meth:`post` is not fenced: arrivals, starts and successes.
         self.fence: Work[None] | None = None
         self._outage = Outage(_log) if outage is None else outage
         self._stall = StallWatch(engine, self._outage)

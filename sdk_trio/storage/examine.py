@@ -20,7 +20,7 @@ from .sql.admission import lane_of
 from .sql.arrivals import HIGHEST, INDEXED, SEGMENT_BITS
 from .sql.dialect import SqlTransaction
 from .sql.reads import TABLES_ON_SQLITE, counts, expired_leases
-from .sql.schema import VERSION, in_set_aside, pending_statements, unfinished
+from .sql.schema import VERSION, pending_statements, replayable, unfinished
 from .sql.versions import StoreState, state_of_file
 
 #: Instructions of SQLite's virtual machine between two reads of the clock.
@@ -117,7 +117,7 @@ def _check(connection: apsw.Connection, seconds: float) -> tuple[bool, str | Non
 
 _PARKED = f"""
 SELECT type, work.last_error, count(*) FROM work JOIN arrival ON arrival.sequence = work.sequence
-WHERE {in_set_aside()} AND work.state = 'parked'
+WHERE {replayable()} AND work.state = 'parked'
 GROUP BY 1, 2 ORDER BY 3 DESC LIMIT 20
 """
 

@@ -23,9 +23,9 @@ SELECT current_setting('server_version'), current_setting('fsync') = 'on',
     current_setting('synchronous_standby_names') <> ''
 """
 
-# Dead rows stay as long as a transaction may still read them. Prepared transactions and slots hold
-# them, too, without appearing in a list of sessions. No vacuum waits for a session of another
-# database, nor for another vacuum.
+# Dead rows stay as long as a transaction may still read them. A prepared transaction holds them,
+# too, without appearing in the list of sessions. No vacuum waits for a session of another database,
+# nor for another vacuum.
 _OLDEST_READER = """
 SELECT holder, seconds FROM (
     SELECT 'session ' || pid || ' (' || coalesce(application_name, '') || ')' AS holder,

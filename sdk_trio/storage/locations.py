@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from .engines.postgres_address import PostgresAddress
     from .engines.postgres_connection import StoreConnection
 
-#: Tables with rows in an unused store, too: each start writes them.
+#: Tables that may have rows although no event has come: the runtime writes them itself.
 _WRITTEN_BY_STARTS = frozenset({"checkpoint", "lease", "purging"})
 
 #: Time for which the server may still list connections of a program that has ended, in seconds.

@@ -114,10 +114,11 @@ class Inbox(Protocol):
         """Claim ``delivery`` for an inline run: ``NEW`` means that it is ``running`` and ours.
 
         The attempt counts as started. ``RUNNING`` if another owner runs it inline under a live
-        lease. A delivery is claimed if it is leased by us (the caller knows that it does not run),
-        if its lease has expired, if it waits for a redelivery, or if it is dead; its attempts are
-        not reset. A parked one becomes ``received`` for our own workers, and is ``QUEUED``: its
-        sender was answered 200 and need not deliver it again.
+        lease. An inline delivery is claimed if we have leased it (the caller knows that it does not
+        run), if its lease has expired, or if it waits for a redelivery. So is a dead one, unless a
+        process ended in one of its runs: that is ``DONE``. Attempts are not reset. A queued one
+        stays ``QUEUED``, whatever its lease. A parked one becomes ``received`` for our own workers,
+        and is ``QUEUED``: its sender was answered 200 and need not deliver it again.
         """
         ...
 
@@ -241,7 +242,9 @@ class Inbox(Protocol):
 
         Interrupted runs become ``received`` and queued, inline ones as well, so that our own
         workers finish them. Their attempts stay counted, leave an attempt record, and count in
-        ``process_ends``. If the owner held nothing else, ``ran_alone`` is set.
+        ``process_ends``. ``ran_alone`` is set if this takes a single lease and no other run was
+        interrupted. In a store that other hosts share, the lease must also have been renewed within
+        half of its duration: otherwise they may have taken others of its owner.
         """
         ...
 
@@ -447,8 +450,8 @@ class Inbox(Protocol):
         """Lead all owners of the store for ``seconds`` from now on, by the store's own clock.
 
         Returns the number of the term, which grows with every new leader; None while another owner
-        leads. A call during the term renews it; a call with 0 ``seconds`` ends it. The term is 1 in
-        a store that has one owner at a time.
+        leads. A call during the term renews it; a call with 0 ``seconds`` ends it. On SQLite and
+        in memory it is always 1: the lock of the data directory has one holder.
         """
         ...
 

@@ -59,7 +59,8 @@ _BODIES_DELETED = "storage.bodies_deleted"
 #: The most queries at once, each on a connection of its own.
 READERS = 4
 
-# The rows of stores that ended without closing; their counts move to the common row.
+# The rows of stores that have noted no change for a day; most have ended without closing. Their
+# counts move to the common row, and the next change of a store adds its row again.
 _FORGET_NODES = """
 WITH gone AS (
     DELETE FROM node WHERE id <> '' AND seen_at < now() - interval '1 day' RETURNING changes, done
@@ -167,8 +168,8 @@ class PostgresInbox(SqlInbox):
         """See :meth:`Inbox.purge`.
 
         Done deliveries are dropped with their day, so a row and its body may stay for a day longer
-        than on SQLite. Only the remaining rows of closed days, and the rows of a day that was open
-        for too long, are deleted one by one.
+        than on SQLite. Old rows are deleted one by one in the current day, in one that was open for
+        too long or would leave too many rows, and in the rests of closed days.
         """
         terms = self._terms
         await self._commits.submit(lambda tx: tx.run(_FORGET_NODES))

@@ -55,9 +55,9 @@ from .engines.sqlite_connection import (
 )
 from .inbox import SqlInbox
 from .readers import ReaderPool
-from .sql import admission, arrivals, checkpoints, reads, runs
+from .sql import admission, arrivals, checkpoints, leases, reads, runs
 from .sql.admission import Answer, Arriving, new_token
-from .sql.dialect import SqlTransaction, Version
+from .sql.dialect import SqlTransaction
 from .sql.runs import RunEnd
 from .sql.schema import WIPED
 from .sql.versions import prepare_sqlite
@@ -92,7 +92,8 @@ class SqliteInbox(SqlInbox):
         super().__init__(terms, commits, readers)
         self._file = file
         self._engine = engine
-        self._version: Version | None = None
+        # The number of the writing connection, and the last PRAGMA data_version of it.
+        self._seen: tuple[int, int] | None = None
         self._unawaited = UnawaitedClaims(terms, commits, readers, self._claiming)
         # Ends of runs that are not awaited, by token, in the order in which they were posted.
         self._ends: dict[int, Unit] = {}
@@ -279,6 +280,12 @@ class SqliteInbox(SqlInbox):
         self._unawaited.drop(lease)
         return value
 
+    async def recover(self, *, dead: str | None = None) -> int:
+        terms, interrupted = self._terms, bool(self._unawaited.interrupted)
+        return await self._commits.submit(
+            lambda tx: leases.recover(tx, terms, dead=dead, others_ran=interrupted)
+        )
+
     async def renew(self, held: Collection[Lease], *, now: float) -> Renewed:
         self._unawaited.drop_others(held)
         self._repeat_failed_ends()
@@ -295,12 +302,12 @@ class SqliteInbox(SqlInbox):
 
     async def changed_elsewhere(self) -> bool:
         # On the writing connection, because the number counts the changes of *other* connections.
-        version = await self._commits.run_outside_transaction(
+        seen = await self._commits.run_outside_transaction(
             lambda connection: (self._engine.connections, int(connection.pragma("data_version"))),
             patient=False,
         )
-        before, self._version = self._version, version
-        changed = before is not None and version != before
+        before, self._seen = self._seen, seen
+        changed = before is not None and seen != before
         self._unawaited.keys.catch_up(changed=changed)
         return changed
 

@@ -16,7 +16,7 @@ from support.waiting import until
 
 from sdk_trio.events import OrderUpdatedEvent
 from sdk_trio.records.deliveries import Dead, DeliveryState, Done, NewDelivery, Released, Retry
-from sdk_trio.records.policies import PAUSED, ClaimLimits, GroupLimit
+from sdk_trio.records.policies import BURST_SHARE, PAUSED, ClaimLimits, GroupLimit
 from sdk_trio.storage.admission import LeaseTerms
 from sdk_trio.storage.engines.postgres_address import PostgresAddress
 from sdk_trio.storage.ports import Inbox
@@ -422,6 +422,21 @@ async def test_an_event_is_not_superseded_by_one_that_was_not_handled(stores: St
     await inbox.replay(["b"])
     assert await handle_all(inbox, obeyed) == ["b"]
     assert await find_newer_handled(inbox, state("late", 1)) == "b"
+
+
+async def test_suspects_that_are_not_claimed_use_no_rate(stores: Stores) -> None:
+    killed, inbox = await stores.open("killed"), await stores.open()
+    await accept(killed, "a", "b")
+    await take(killed)
+    for key in ("a", "b"):
+        await killed.start(key, now=NOW)
+    await inbox.recover()
+    obeyed = limits(order_paid=GroupLimit(rate_per_minute=2 / BURST_SHARE))
+    for key in ("a", "b"):
+        due = await inbox.claim_suspects(limit=1, now=NOW, limits=obeyed)
+        assert [record.key for record in due.records] == [key]
+        await inbox.start(key, now=NOW)
+        await inbox.finish(key, Done(), now=NOW)
 
 
 async def test_a_suspect_that_is_superseded_is_reported(stores: Stores) -> None:

@@ -1,5 +1,6 @@
 """Unawaited claims of the store in SQLite, and which keys are certainly new."""
 
+import shutil
 import threading
 from collections.abc import AsyncIterator
 from functools import partial
@@ -517,6 +518,27 @@ async def test_an_interrupted_run_is_counted_by_whatever_stores_its_key(tmp_path
     assert (await inbox.get("m1")).process_ends == 1
     await inbox.close()
     assert b"m1" not in (tmp_path / "inbox.claims").read_bytes()
+
+
+async def test_a_run_beside_an_interrupted_one_was_not_alone(tmp_path):
+    inbox = await open_inbox(tmp_path)
+    await learned(inbox)
+    await inbox.accept(delivery("beside"), leased=True)
+    await inbox.start("beside", now=1000.0)
+    assert inbox.claim_unawaited(delivery("m1")) is not None
+    # Its claim never reaches the store, because the process is killed.
+    shutil.copy(tmp_path / "inbox.db", tmp_path / "killed.db")
+    shutil.copy(tmp_path / "inbox.db-wal", tmp_path / "killed.db-wal")
+    shutil.copy(tmp_path / "inbox.claims", tmp_path / "killed.claims")
+    await inbox.close()
+    (tmp_path / "next").mkdir()
+    for name in ("db", "db-wal", "claims"):
+        shutil.move(tmp_path / f"killed.{name}", tmp_path / "next" / f"inbox.{name}")
+    following = await open_inbox(tmp_path / "next", "two")
+    assert await following.recover() == 1
+    record = await following.get("beside")
+    assert (record.process_ends, record.ran_alone) == (1, False)
+    await following.close()
 
 
 async def test_an_interrupted_run_is_not_counted_into_another_run_in_progress(tmp_path):

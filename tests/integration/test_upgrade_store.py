@@ -61,6 +61,23 @@ async def test_batches_pass_over_every_delivery_once_and_leave_those_of_other_te
     assert {r.webhook_id for r in records if r.tenant_id != "t"} == {"other"}
 
 
+async def test_a_delivery_that_is_removed_while_its_batch_is_saved_is_passed_over(monkeypatch):
+    settings = Settings.from_mapping({"Storage:Backend": "Memory"}, standalone=True, receiver=False)
+    async with open_store(settings, owner="here") as store:
+        await store.park(NewDelivery("old", "order.paid", b"{}", 1, 1.0))
+        await deliver(store, 1)
+        upgrade = store.upgrade
+        save = upgrade.save
+
+        async def save_slowly(marker):
+            await save(marker)
+            assert (await store.purge(now=1e12)).parked == 1
+
+        monkeypatch.setattr(upgrade, "save", save_slowly)
+        assert (await upgrade.assign_batch(MARKER, limit=9)).rows == 1
+        assert await upgrade.count_unassigned() == 0
+
+
 async def test_a_batch_of_nothing_is_the_last_one(store):
     assigned = await store.upgrade.assign_batch(MARKER, limit=5)
     assert (assigned.rows, assigned.last, assigned.marker) == (0, True, MARKER)

@@ -82,7 +82,7 @@ class Arrivals(RuleBasedStateMachine):
         self.tx.connection.execute("SAVEPOINT batch")
         add(self.tx, [delivery(*each, at=1.0) for each in incoming])
         self.tx.connection.execute("ROLLBACK TO batch; RELEASE batch")
-        self.tx.begin()
+        self.tx.note_other_writes()
 
     @rule(chosen=NUMBERS)
     def remove(self, chosen: set[int]) -> None:

@@ -244,7 +244,7 @@ class Writes(RuleBasedStateMachine):
         lost = [Arriving(delivery(f"lost-{n}", self.now), None) for n in range(3)]
         admission.accept_all(self.tx, HERE, lost)
         self.tx.connection.execute("ROLLBACK TO batch; RELEASE batch")
-        self.tx.begin()
+        self.tx.note_other_writes()
         assert self.rows() == before
         assert arrivals.find_one(self.tx, "lost-0") is None
 
@@ -477,6 +477,37 @@ def test_a_shared_store_without_a_clock_takes_away_expired_leases_only() -> None
     admission.accept_all(tx, there, [Arriving(delivery("expired", now - 60), 8)])
     assert leases.recover(tx, here, dead=None) == 1
     assert claim(tx, here, now).leases.keys() == {"expired"}
+
+
+@pytest.mark.parametrize(("age", "is_sole"), [(0, True), (6, False), (60, False)])
+def test_a_lease_shows_what_ended_its_owner_while_no_other_host_can_have_taken_another(
+    age: float, is_sole: bool
+) -> None:
+    tx, now = new_store(), clock.wall()
+    here, there = (msgspec.structs.replace(terms, shared_by_hosts=True) for terms in (HERE, THERE))
+    admission.claim_all(tx, there, [Arriving(delivery("ran", now - age), 7)])
+    assert leases.recover(tx, here, dead="there") == 1
+    assert value(tx, "SELECT ran_alone FROM work") == is_sole
+
+
+def test_an_expired_lease_does_not_show_that_its_run_ended_the_process() -> None:
+    """Another run of its owner has a later lease."""
+    tx, now = new_store(), clock.wall()
+    here, there = (msgspec.structs.replace(terms, shared_by_hosts=True) for terms in (HERE, THERE))
+    for token, (key, at) in enumerate((("expired", now - 60), ("beside", now))):
+        admission.claim_all(tx, there, [Arriving(delivery(key, at), token)])
+    assert leases.recover(tx, here) == 1
+    assert value(tx, "SELECT ran_alone FROM work WHERE process_ends = 1") == 0
+
+
+@pytest.mark.parametrize(("at", "is_sole"), [(1002.0, True), (1006.0, False), (1011.0, False)])
+def test_a_take_over_shows_what_ended_the_process_while_no_lease_can_have_expired(
+    at: float, is_sole: bool
+) -> None:
+    tx = new_store()
+    admission.claim_all(tx, THERE, [Arriving(delivery("ran", 1000.0), 7)])
+    assert leases.take_over(tx, HERE, "there", successor="next", now=at) == 1
+    assert value(tx, "SELECT ran_alone FROM work") == is_sole
 
 
 def steps_of_a_poll(blocked: int, kept: int) -> int:

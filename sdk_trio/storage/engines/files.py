@@ -74,7 +74,10 @@ _Identity = tuple[int, int]
 
 
 class _Written(msgspec.Struct, frozen=True):
-    """The last commit that was seen in the log: the log's head, its frame's number and head."""
+    """The last commit that was seen in the log: its frame's number and head.
+
+    ``head`` is the head of the log, with that of its first frame.
+    """
 
     head: bytes
     frame: int

@@ -102,6 +102,7 @@ class PostgresTransaction:
     __slots__ = ("_connection", "changes", "dialect", "done")
 
     version: None = None
+    last_sequence: int | None = None
 
     def __init__(self, connection: StoreConnection, dialect: Dialect) -> None:
         self._connection = connection
@@ -169,6 +170,7 @@ class _WholeUnit:
     __slots__ = ("_connection", "_has_changed", "_has_noted", "_node", "dialect")
 
     version: None = None
+    last_sequence: int | None = None
 
     def __init__(self, connection: StoreConnection, dialect: Dialect, node: str) -> None:
         self._connection = connection
@@ -196,7 +198,7 @@ class _WholeUnit:
         return made
 
     def note_change(self, *, done: int = 0) -> None:
-        """Do nothing: the statement has noted its change."""
+        """Require that the statement has noted its change; otherwise a transaction is needed."""
         if not (self._has_changed and self._has_noted):
             self._need_transaction()
 

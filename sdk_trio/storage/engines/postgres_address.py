@@ -12,7 +12,7 @@ import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import attrs
 import psycopg
@@ -93,7 +93,7 @@ _DIAL: dict[str, Any] = {
 _REFUSED = frozenset({"25006", "25P03"})
 
 # Behind a pooler the settings follow BEGIN, and a changed default is too late for this transaction.
-_COMMITTED = b"SET TRANSACTION ISOLATION LEVEL READ COMMITTED;"
+_COMMITTED: Final = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED;"
 
 _log = get_logger("storage")
 
@@ -252,7 +252,7 @@ class PostgresAddress:
         begin, settings = b"BEGIN READ ONLY" if reading else b"BEGIN", connection.settings
         if snapshot:
             begin = b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
-            settings = settings.replace(_COMMITTED, b"")
+            settings = settings.replace(_COMMITTED.encode(), b"")
         last: list[bytes] = []
         try:
             connection.execute(begin + settings)
@@ -373,7 +373,7 @@ def _set_all(settings: Mapping[str, str], *, local: bool) -> sql.Composed:
     durable = sql.SQL(_DURABLE).format(sql.Literal(local))
     statements = sql.SQL("SELECT {}").format(sql.SQL(", ").join([*calls, durable]))
     if local and "default_transaction_isolation" in settings:
-        statements = sql.SQL("SET TRANSACTION ISOLATION LEVEL READ COMMITTED;{}").format(statements)
+        statements = sql.SQL(_COMMITTED) + statements
     return statements
 
 

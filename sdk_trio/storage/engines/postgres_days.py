@@ -106,8 +106,9 @@ def read(tx: SqlTransaction) -> list[Day]:
 def plan(days: Sequence[Day], before: float) -> OldDays:
     """Plan the retention: deliveries that were done before ``before`` may be removed.
 
-    A day of usual length waits until all of its arrivals are so old. If a day was open for longer,
-    because no process has opened the next one, its old rows are deleted one by one.
+    A day of usual length waits until all of its arrivals are so old. Old rows are deleted one by
+    one in rests, in the current day, and in a day that was open for longer, because no process has
+    opened the next one.
     """
     close, by_rows = [], []
     for day, later in zip(days, [*days[1:], None], strict=True):

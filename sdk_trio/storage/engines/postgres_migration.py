@@ -22,7 +22,7 @@ LOCK_SECONDS = 1.0
 #: Time after which a start gives up a migration that cannot get its locks, in seconds.
 MIGRATION_SECONDS = 600.0
 
-# Errors of a step while another host runs the same step.
+# Errors of a step while another host runs the same step, or any session holds a lock that it needs.
 _OTHERS = (
     psycopg.errors.LockNotAvailable,
     psycopg.errors.DeadlockDetected,

@@ -288,7 +288,7 @@ class SqliteEngine:
         # write, because another process has written in between.
         connection.execute("BEGIN IMMEDIATE")
         transaction = cast("SqliteTransaction", self._transaction)
-        transaction.begin()
+        transaction.note_other_writes()
         self.version = transaction.version
         return transaction
 
@@ -308,7 +308,7 @@ class SqliteEngine:
                 reading = connection.execute("SELECT 1 FROM sqlite_schema")
             try:
                 connection.execute("COMMIT")
-                cast("SqliteTransaction", self._transaction).end()
+                cast("SqliteTransaction", self._transaction).note_commit()
                 if has_written is None:
                     has_written = self._frames_of_commit > 0
                 if self._check_files():

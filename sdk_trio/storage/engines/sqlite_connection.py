@@ -82,8 +82,8 @@ class SqliteTransaction:
         self._committed: int | None = None
         self._inserts: dict[tuple[Insert, int], str] = {}
 
-    def begin(self) -> None:
-        """Begin the next transaction on the same connection."""
+    def note_other_writes(self) -> None:
+        """Change the version if others have written; call it when a transaction has begun."""
         # Not PRAGMA data_version, which SQLite compiles each time: 8 us instead of 0.2. This number
         # counts the commits of this connection, too, so it is compared with that of the last one.
         if self.connection.data_version() != self._content:
@@ -91,7 +91,7 @@ class SqliteTransaction:
             self._committed = None
         self.last_sequence = self._committed
 
-    def end(self) -> None:
+    def note_commit(self) -> None:
         """Note that the transaction was committed."""
         self._content = self.connection.data_version()
         self._committed = self.last_sequence

@@ -5,16 +5,17 @@ shrinks to its id later, see :class:`Deliveries`. When deliveries that are not d
 the oldest dead, parked and failed inline ones are dropped, and then new ones are refused. The first
 time, a warning is logged.
 
-Cancellation: a method is one checkpoint of Trio, *before* it reads or changes anything, so a
-cancelled call has changed nothing. ``finish`` of an inline run is not a checkpoint, and ``claim``
-lets no other task run: such a run is part of a request, which has its own checkpoints, and a
-further one would cost as much as all the work of this store. ``close`` closes first, and is a
-checkpoint after it.
+Cancellation: a method that changes deliveries is one checkpoint of Trio, *before* it reads or
+changes anything, so a cancelled call has changed nothing. Queries may have several. ``finish`` of
+an inline run is not a checkpoint, and ``claim`` lets no other task run: such a run is part of a
+request, which has its own checkpoints, and a further one would cost as much as all the work of this
+store. ``close`` closes first, and is a checkpoint after it.
 """
 
 import math
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from functools import cached_property, wraps
+from itertools import islice
 from sys import intern
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
@@ -592,19 +593,19 @@ class MemoryInbox:
         await self._begin()
         rows = self._rows
         allowance = Allowance(rows, limits or NO_LIMITS, now)
-        found = [
+        suspects = [
             row
             for _, row in sorted(rows.unfinished.items())
             if row.process_ends and row.queued and row.owner in (None, self._terms.owner)
             if row.state is DeliveryState.RECEIVED and rows.may_run(row)
-            if allowance.try_take(row)
         ]
-        for row in found[:limit]:
+        # One after the other: none beyond `limit` takes a slot or a token.
+        found = list(islice(filter(allowance.try_take, suspects), limit))
+        for row in found:
             self._write(row, row.state, lease_from=now)
-        records = [row.record() for row in found[:limit]]
+        records = [row.record() for row in found]
         superseded = self._end_superseded(allowance, now)
-        leases = _leases_of(found[:limit])
-        return Due(records, False, None, superseded=superseded, leases=leases)
+        return Due(records, False, None, superseded=superseded, leases=_leases_of(found))
 
     async def reschedule(self, *, now: float) -> int:
         await self._begin()
@@ -652,9 +653,11 @@ class MemoryInbox:
     async def take_over(self, owner: str, *, successor: str, now: float) -> int:
         await self._begin()
         taken = [row for row in self._rows.unfinished.values() if row.owner == owner]
+        # As in sql/leases.py: if it is stale, others may have expired.
+        sole = len(taken) == 1 and taken[0].until >= now + self._terms.lease_seconds / 2
         for row in taken:
             if row.state is DeliveryState.RUNNING:
-                self._cut_short(row, sole=len(taken) == 1)
+                self._cut_short(row, sole=sole)
             # A suspect that the dead owner had inherited and not run yet passes to its successor.
             if row.process_ends:
                 until = now + self._terms.lease_seconds

@@ -1,7 +1,7 @@
 """The rows of the inbox in memory and their indexes, without I/O.
 
 The size is bounded. A done delivery loses its body at once and shrinks to its id later. When
-unfinished ones take too much, those that wait for a person or a redelivery are dropped.
+the others take too much, those that wait for a person or a redelivery are dropped.
 """
 
 import hashlib
@@ -16,6 +16,7 @@ import msgspec
 from ...base.throttle import TokenBucket
 from ...records.deliveries import (
     MOST_EVIDENCE,
+    REPLAYABLE,
     SOURCE_MARK,
     UNFINISHED,
     AttemptRecord,
@@ -34,7 +35,7 @@ RECENT_ROWS = 1000
 #: would grow for the whole dedup retention, a week by default.
 REMEMBERED_IDS = 500_000
 
-#: Memory for unfinished deliveries, bodies included, in bytes.
+#: Memory for deliveries that are not done, bodies included, in bytes.
 MOST_BYTES = 256 * 1024 * 1024
 
 #: Memory for other bodies that came under known keys, in bytes; further ones are not kept.
@@ -51,7 +52,7 @@ class MemoryRow(msgspec.Struct, eq=False):
     """A delivery with its lease and its failed runs.
 
     It changes in place; an immutable record is made only for a reader, and not for every step of a
-    delivery. ``tenant_id`` is the delivery's owner.
+    delivery. ``tenant_id`` is that of the tenant, or the signer of a source's delivery.
     """
 
     sequence: int
@@ -176,7 +177,7 @@ class Deliveries:
         return self.used_bytes + wanted <= MOST_BYTES
 
     def change(self, row: MemoryRow, state: DeliveryState, **values: Any) -> None:
-        """Set the new state of ``row``, which is not done, and other fields by name."""
+        """Set the state of ``row``, and other fields by name; :meth:`finish` makes it done."""
         self.changes += 1
         self._remove_from_indexes(row)
         row.state = state
@@ -409,7 +410,7 @@ class Deliveries:
     def _add_to_indexes(self, row: MemoryRow) -> None:
         state = row.state
         self.states[state] += 1
-        if state in _MAY_BE_SET_ASIDE and _is_set_aside(row):
+        if state in REPLAYABLE and _is_set_aside(row):
             self.set_aside[row.sequence] = row
         if state in UNFINISHED:
             self.unfinished[row.sequence] = row
@@ -428,9 +429,6 @@ class Deliveries:
                 lane.discard(row.sequence)
                 if not lane:
                     del self._lanes[row.tenant_id, row.subject]
-
-
-_MAY_BE_SET_ASIDE = (DeliveryState.RETRYING, DeliveryState.DEAD, DeliveryState.PARKED)
 
 
 def _is_set_aside(row: MemoryRow) -> bool:

@@ -116,8 +116,9 @@ class MemoryUpgrade(UpgradeStore):
         await self.save(moved)
         assigned = 0
         for sequence in later[:limit]:
-            row = self._rows.by_sequence[sequence]
-            if row.tenant_id is None:
+            # Some may have been removed while the marker was saved.
+            row = self._rows.by_sequence.get(sequence)
+            if row is not None and row.tenant_id is None:
                 self._rows.change(row, row.state, tenant_id=marker.tenant_id)
                 assigned += 1
         self._rows.changes += 1

@@ -38,7 +38,7 @@ any other: nothing is changed                    ``QUEUED``, ``RUNNING``,   no
                                                  ``DONE``
 ===============================================  =========================  ======================
 
-``storage.admission`` has the rules of all rows but the first, for accepting, claiming and parking.
+``storage.admission`` has the rules for known keys, for accepting, claiming and parking.
 ``SqlInbox._admit`` makes the :class:`.Lease` from the token and the sequence.
 
 Functions of a transaction, described by :class:`Inbox`. Several processes write at once to
@@ -434,8 +434,8 @@ def _add_evidence(tx: SqlTransaction, sequence: int, delivery: NewDelivery) -> N
 
 # -- putting back --------------------------------------------------------------------------------
 
-# A delivery under another process's lease is not put back, nor one whose body the retention has
-# removed: it could not be run.
+# A delivery with a lease is about to run, so it is not put back. Nor is one whose body the
+# retention has removed: it could not be run.
 _REPLAY = """
 UPDATE work SET state = 'received', queued = true,
     earlier_attempts = earlier_attempts + attempts, attempts = 0, process_ends = 0,

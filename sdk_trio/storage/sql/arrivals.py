@@ -4,12 +4,13 @@ On PostgreSQL keys are unique and found in the table ``arrival_key``: ``arrival`
 (:mod:`storage.engines.postgres_days`), and a unique index of keys would hold within a partition
 only. On SQLite each page that a transaction changes is written whole, so an index of random keys
 would cost every delivery a page. There the newest arrivals are searched row by row. After every
-:data:`INDEX_EVERY` arrivals, these are added to ``lookup`` at once, ordered by segment and term.
-Only the newest arrivals share a segment, so few pages change. In return, the search for an older
-key takes one step in each segment.
+:data:`INDEX_EVERY` arrivals, these are added to ``lookup`` at once, ordered by segment and entry.
+Only the newest segment is written to, so few pages change. In return, the search for an older key
+takes one step in each segment.
 
-A term is a letter and a text: ``k`` the key, ``s`` the beginning of the subject, ``t`` the type,
-``n`` the tenant. All functions run in a transaction, which on SQLite is the only one that writes.
+An entry (the column ``term``) is a letter and a text: ``k`` the key, ``s`` the beginning of the
+subject, ``t`` the type, ``n`` the tenant. All functions run in a transaction, which on SQLite is
+the only one that writes.
 """
 
 from collections.abc import Collection, Sequence
@@ -121,8 +122,7 @@ def add(
         return [added.get(each.key) for each in deliveries]
     known = () if all_new else find(tx, [each.key for each in deliveries])
     # Without a query, if no one else has written since.
-    known_last: int | None = tx.last_sequence  # type: ignore[attr-defined]
-    before = last = last_sequence(tx) if known_last is None else known_last
+    before = last = last_sequence(tx) if tx.last_sequence is None else tx.last_sequence
     sequences: list[int | None] = []
     arrived, opened = [], []
     for each, state in zip(deliveries, states, strict=True):
@@ -135,7 +135,7 @@ def add(
         opened.append((last, *state))
     tx.insert(_ADD_ON_SQLITE, arrived)
     tx.insert(table.on_sqlite, opened)
-    tx.last_sequence = last  # type: ignore[attr-defined]
+    tx.last_sequence = last
     if last // INDEX_EVERY > before // INDEX_EVERY:
         index(tx, last)
     return sequences
@@ -150,11 +150,11 @@ SELECT delivery_key, sequence FROM arrival
 WHERE sequence > {INDEXED} AND delivery_key IN texts(:keys)
 """
 
-# The order of the loops is the order of the tables: one step for each segment and each term.
+# The order of the loops is the order of the tables: one step for each segment and each entry.
 # A copy from PostgreSQL may have two rows with one key: the newer one comes last and wins.
 _FIND_INDEXED = """
 SELECT wanted.value, lookup.sequence
-FROM segment CROSS JOIN json_each(:terms) AS wanted CROSS JOIN lookup
+FROM segment CROSS JOIN json_each(:entries) AS wanted CROSS JOIN lookup
 WHERE lookup.segment = segment.number AND lookup.term = wanted.value
 """
 
@@ -166,8 +166,8 @@ def find(tx: SqlTransaction, keys: Collection[str]) -> dict[str, int]:
     found: dict[str, int] = dict(tx.all(_FIND_NEWEST, keys=list(keys)))
     older = [key for key in keys if key not in found]
     if older:
-        rows = tx.all(_FIND_INDEXED, terms=terms_of("k", older))
-        found.update((term[1:], sequence) for term, sequence in rows)
+        rows = tx.all(_FIND_INDEXED, entries=entries_of("k", older))
+        found.update((entry[1:], sequence) for entry, sequence in rows)
     return found
 
 
@@ -176,8 +176,8 @@ def find_one(tx: SqlTransaction, key: str) -> int | None:
     return find(tx, (key,)).get(key)
 
 
-def terms_of(letter: str, texts: Collection[str]) -> str:
-    """Return terms as the JSON list that SQLite reads."""
+def entries_of(letter: str, texts: Collection[str]) -> str:
+    """Return index entries as the JSON list that SQLite reads."""
     import msgspec
 
     return msgspec.json.encode([letter + text for text in texts]).decode()
@@ -239,7 +239,7 @@ ON CONFLICT (number) DO UPDATE SET first_at = min(first_at, excluded.first_at),
     last_at = max(last_at, excluded.last_at)
 """
 
-_TERMS = f"""
+_ENTRIES = f"""
 SELECT sequence >> {SEGMENT_BITS} AS segment, 'k' || delivery_key AS term, sequence
 FROM arrival WHERE {{which}}
 UNION ALL
@@ -253,9 +253,9 @@ FROM arrival WHERE tenant_id IS NOT NULL AND {{which}}
 """
 
 # In the order of the index, so that each page is changed once.
-_ADD_TERMS = f"""
+_ADD_ENTRIES = f"""
 INSERT INTO lookup (segment, term, sequence)
-{_TERMS.format(which=f"sequence > {INDEXED}")} ORDER BY 1, 2, 3
+{_ENTRIES.format(which=f"sequence > {INDEXED}")} ORDER BY 1, 2, 3
 """
 
 _INDEXED_NOW = "UPDATE tally SET number = :last WHERE name = 'indexed'"
@@ -264,11 +264,11 @@ _INDEXED_NOW = "UPDATE tally SET number = :last WHERE name = 'indexed'"
 def index(tx: SqlTransaction, last: int) -> None:
     """Add the newest arrivals, up to ``last``, to ``segment`` and ``lookup`` on SQLite."""
     tx.run(_ADD_SEGMENTS)
-    tx.run(_ADD_TERMS)
+    tx.run(_ADD_ENTRIES)
     tx.run(_INDEXED_NOW, last=last)
 
 
-_ASSIGN_TERM = f"""
+_ASSIGN_ENTRY = f"""
 INSERT INTO lookup (segment, term, sequence)
 SELECT sequence >> {SEGMENT_BITS}, 'n' || :tenant_id, sequence FROM arrival
 WHERE sequence IN ints(:sequences) AND sequence <= {INDEXED} AND tenant_id IS NULL
@@ -283,16 +283,16 @@ UPDATE arrival SET tenant_id = :tenant_id WHERE sequence IN ints(:sequences) AND
 def assign(tx: SqlTransaction, sequences: Sequence[int], tenant_id: str) -> int:
     """Give a tenant to those of the deliveries that have none; return their number."""
     if tx.dialect.is_sqlite:
-        tx.run(_ASSIGN_TERM, sequences=list(sequences), tenant_id=tenant_id)
+        tx.run(_ASSIGN_ENTRY, sequences=list(sequences), tenant_id=tenant_id)
     return tx.run(_ASSIGN, sequences=list(sequences), tenant_id=tenant_id)
 
 
 # -- removing ----------------------------------------------------------------------------------
 
-# Two statements, because SQLite does not use the index for a union.
-_REMOVE_TERMS = f"""
+# The union is in a subquery of its own: directly after IN, SQLite would read all of `lookup`.
+_REMOVE_ENTRIES = f"""
 DELETE FROM lookup WHERE (segment, term, sequence) IN (SELECT segment, term, sequence FROM (
-    {_TERMS.format(which="sequence IN ints(:sequences)")}))
+    {_ENTRIES.format(which="sequence IN ints(:sequences)")}))
 """
 
 _COUNT_REMOVED = """
@@ -317,8 +317,8 @@ _REMOVE_KEY = "DELETE FROM arrival_key WHERE delivery_key = :key AND sequence = 
 
 
 def remove_keys(tx: SqlTransaction, sequences: Sequence[int]) -> None:
-    """Remove these deliveries from the index of keys."""
-    tx.run(_REMOVE_TERMS if tx.dialect.is_sqlite else _REMOVE_KEYS, sequences=list(sequences))
+    """Remove the keys of these deliveries; on SQLite all of their index entries."""
+    tx.run(_REMOVE_ENTRIES if tx.dialect.is_sqlite else _REMOVE_KEYS, sequences=list(sequences))
 
 
 def remove_key(tx: SqlTransaction, key: str, sequence: int) -> None:

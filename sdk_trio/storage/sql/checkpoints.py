@@ -1,6 +1,7 @@
 """Checkpoints: values that parts of the runtime keep across restarts, by name.
 
-Those of Trio, and those of SQLite that copy its log into the database, are named as such.
+Elsewhere the word has two more meanings: a checkpoint of Trio, where a task may be cancelled, and
+one of SQLite, which copies its log into the database.
 """
 
 from .dialect import SqlTransaction

@@ -38,9 +38,9 @@ anything was changed, it begins again in a transaction.
 Methods of a store: ``get = on_reader(reads.get)`` in the body of a :class:`SqlPart` is the method
 ``get`` with the arguments of ``reads.get`` after the transaction; :func:`committed` and
 :func:`committed_by_owner` are for functions that write. ``storage.ports`` describes the methods of
-the inbox, and how all of them are cancelled. Arguments are read in another thread, and no argument
-is copied, so callers must not change a list meanwhile. Where they may, the method is written out
-and copies it.
+the inbox, and how all of them are cancelled. Arguments are read in another thread. ``on_reader``
+copies lists (:func:`.storable`), the other two copy nothing: callers must not change a list
+meanwhile. Where they may, the method is written out and copies it.
 """
 
 import math
@@ -108,6 +108,10 @@ class SqlTransaction(Protocol):
     def dialect(self) -> "Dialect":
         """The dialect of the engine."""
         ...
+
+    #: On SQLite the highest sequence that was ever given to an arrival; None: not known without a
+    #: query.
+    last_sequence: int | None
 
     @property
     def version(self) -> Version | None:

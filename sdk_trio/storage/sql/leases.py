@@ -36,7 +36,7 @@ from ...records.policies import NO_LIMITS, ClaimLimits
 from ..admission import CLOCK_SLACK_SECONDS, LeaseTerms
 from . import policies
 from .admission import new_token
-from .dialect import SqlTransaction
+from .dialect import Row, SqlTransaction
 from .reads import by_sequence
 from .schema import MAY_HAVE_RUN, NO_LEASE, unfinished
 
@@ -447,8 +447,11 @@ def release(tx: SqlTransaction, leases: Collection[Lease]) -> int:
 
 # -- taking over ---------------------------------------------------------------------------------
 
+# SQL that is true if a lease was not renewed for half of its duration.
+_IS_STALE = "lease_until < clock() + :seconds / 2"
+
 _LEASED_BY_OTHERS = f"""
-SELECT sequence, state FROM work
+SELECT sequence, state, {_IS_STALE} FROM work
 WHERE {unfinished()} AND lease_owner IS NOT NULL AND lease_owner <> :owner
     AND (NOT CAST(:shared_by_hosts AS boolean) OR ({_expired("work")}) OR lease_owner = :dead
         OR substr(lease_owner, 1, length(:dead) + 1) = :dead || '.')
@@ -456,7 +459,7 @@ FOR UPDATE SKIP LOCKED
 """
 
 _LEASED_BY_OWNER = f"""
-SELECT sequence, state, process_ends FROM work
+SELECT sequence, state, {_IS_STALE}, process_ends FROM work
 WHERE {unfinished()} AND lease_owner = :owner FOR UPDATE
 """
 
@@ -498,10 +501,28 @@ def _cut_short(tx: SqlTransaction, terms: LeaseTerms, sequences: list[int], *, s
         tx.run(_CUT_SHORT, sequences=sequences, error=PROCESS_ENDED, sole=sole)
 
 
-def recover(tx: SqlTransaction, terms: LeaseTerms, *, dead: str | None = None) -> int:
+def _is_sole(leased: Sequence[Row], *, others_claim: bool) -> bool:
+    """Return whether the only lease taken away was the only one that its owner held.
+
+    Then this run has ended the process, and no quarantine has to prove that (ADR 23). It is not
+    known of a stale lease if ``others_claim``: another lease of its owner may have expired, and may
+    be taken already. An owner renews all of its leases every few seconds, so beside one that is not
+    stale none has expired.
+
+    Args:
+        leased: the leases; the third value of a row is whether it is stale.
+        others_claim: other owners claim deliveries meanwhile.
+    """
+    return len(leased) == 1 and not (others_claim and leased[0][2])
+
+
+def recover(
+    tx: SqlTransaction, terms: LeaseTerms, *, dead: str | None = None, others_ran: bool = False
+) -> int:
     """Take away the leases of other owners; return how many.
 
     In a shared store, only expired leases, and those of ``dead`` and of its processes.
+    ``others_ran``: a process has also ended during a run that the store does not know.
     """
     leased = tx.all(
         _LEASED_BY_OTHERS,
@@ -511,12 +532,11 @@ def recover(tx: SqlTransaction, terms: LeaseTerms, *, dead: str | None = None) -
         seconds=terms.lease_seconds,
         now=clock.wall(),
     )
-    running = [sequence for sequence, state in leased if state == "running"]
-    # If the dead process held nothing else, this run has ended it, and no quarantine has to prove
-    # that (ADR 23).
-    _cut_short(tx, terms, running, sole=len(leased) == 1)
+    running = [sequence for sequence, state, _ in leased if state == "running"]
+    sole = not others_ran and _is_sole(leased, others_claim=terms.shared_by_hosts)
+    _cut_short(tx, terms, running, sole=sole)
     if leased:
-        tx.run(_FREE_LEASES, sequences=[sequence for sequence, _ in leased])
+        tx.run(_FREE_LEASES, sequences=[sequence for sequence, *_ in leased])
         tx.note_change()
     return len(leased)
 
@@ -525,11 +545,11 @@ def take_over(
     tx: SqlTransaction, terms: LeaseTerms, owner: str, *, successor: str, now: float
 ) -> int:
     """Take away the leases of ``owner``; its runs are left to ``successor``. Return how many."""
-    leased = tx.all(_LEASED_BY_OWNER, owner=owner)
-    running = [sequence for sequence, state, _ in leased if state == "running"]
-    _cut_short(tx, terms, running, sole=len(leased) == 1)
+    leased = tx.all(_LEASED_BY_OWNER, owner=owner, seconds=terms.lease_seconds, now=now)
+    running = [sequence for sequence, state, *_ in leased if state == "running"]
+    _cut_short(tx, terms, running, sole=_is_sole(leased, others_claim=True))
     # A suspect that the dead owner had inherited and not run yet passes to its successor.
-    suspects = [row[0] for row in leased if row[1] == "running" or row[2]]
+    suspects = [row[0] for row in leased if row[1] == "running" or row[3]]
     others = [row[0] for row in leased if row[0] not in suspects]
     if others:
         tx.run(_FREE_LEASES, sequences=others)

@@ -18,7 +18,7 @@ from ...records.policies import AFTER_PAUSED, PAUSED
 from . import arrivals
 from .arrivals import HIGHEST, INDEXED, INDEXED_CHARACTERS, SEGMENT_BITS
 from .dialect import Row, SqlTransaction
-from .schema import OWN_TABLES, in_set_aside, unfinished
+from .schema import OWN_TABLES, replayable, unfinished
 
 # The columns of a record, with the body or without.
 _RECORD = """
@@ -148,12 +148,12 @@ _NOT_IN_WORK = "NOT EXISTS (SELECT 1 FROM work WHERE work.sequence = arrival.seq
 _BY_INDEX: Mapping[DeliveryState | None, str] = {
     DeliveryState.RECEIVED: "true",
     DeliveryState.RUNNING: "lease_owner IS NOT NULL",
-    DeliveryState.RETRYING: in_set_aside("work"),
-    DeliveryState.DEAD: in_set_aside("work"),
-    DeliveryState.PARKED: in_set_aside("work"),
+    DeliveryState.RETRYING: replayable("work"),
+    DeliveryState.DEAD: replayable("work"),
+    DeliveryState.PARKED: replayable("work"),
 }
 
-# The letter of each condition's term in `lookup`, the most selective first.
+# The letter of each condition's entry in `lookup`, the most selective first.
 _LETTERS = {"subject": "s", "tenant": "n", "type": "t"}
 
 # On PostgreSQL, the rows of a page are read by their numbers: planning a join of all days takes
@@ -163,8 +163,8 @@ _NUMBERS = "SELECT arrival.sequence FROM arrival WHERE {conditions}"
 _LISTED = f"SELECT {_RECORD.format(raw='NULL')} FROM {{source}} {_STATE} WHERE {{conditions}}"
 
 # In the order of two primary keys: nothing is sorted, and only the rows of the page are read.
-_BY_TERM = f"""
-segment CROSS JOIN lookup ON lookup.segment = segment.number AND lookup.term = :term
+_BY_ENTRY = f"""
+segment CROSS JOIN lookup ON lookup.segment = segment.number AND lookup.term = :entry
     AND segment.number >= :after >> {SEGMENT_BITS} AND segment.number <= :before >> {SEGMENT_BITS}
     AND lookup.sequence > :after AND lookup.sequence < :before
 CROSS JOIN arrival ON arrival.sequence = lookup.sequence
@@ -259,15 +259,15 @@ def _find_on_postgresql(tx: SqlTransaction, listing: _Listing) -> list[DeliveryR
 def _find_on_sqlite(tx: SqlTransaction, listing: _Listing) -> list[DeliveryRecord]:
     """Read a page by way of ``work`` or ``lookup``, and of the arrivals that have no index yet."""
     conditions = _conditions(listing, is_done=_IN_ENDED)
-    term = _term_of(listing.wanted)
+    entry = _entry_of(listing.wanted)
     if listing.is_by_work:
         parts = [_Part(0, _HIGHEST)]
     else:
-        parts = _parts_on_sqlite(tx, *listing.times, by_term=term is not None)
+        parts = _parts_on_sqlite(tx, *listing.times, by_entry=entry is not None)
     rows: list[Row] = []
     for part in parts if listing.oldest_first else reversed(parts):
         missing = listing.limit - len(rows)
-        rows += _read_part(tx, _LISTED, conditions, listing, part, missing, term=term)
+        rows += _read_part(tx, _LISTED, conditions, listing, part, missing, entry=entry)
         if len(rows) >= listing.limit:
             break
     return [_record_of(row) for row in rows]
@@ -284,8 +284,8 @@ def _conditions(listing: _Listing, *, is_done: str) -> list[str]:
     return conditions
 
 
-def _term_of(wanted: Mapping[str, Any]) -> str | None:
-    """Return the term of ``lookup`` that finds the fewest arrivals, None if none helps."""
+def _entry_of(wanted: Mapping[str, Any]) -> str | None:
+    """Return the entry of ``lookup`` that finds the fewest arrivals, None if none helps."""
     name = next((name for name in _LETTERS if name in wanted), None)
     if name is None:
         return None
@@ -334,7 +334,7 @@ _HIGHEST = 2**62
 
 
 def _parts_on_sqlite(
-    tx: SqlTransaction, since: float | None, until: float | None, *, by_term: bool
+    tx: SqlTransaction, since: float | None, until: float | None, *, by_entry: bool
 ) -> list[_Part]:
     """Return the indexed arrivals whose times may match, and the newest ones."""
     ((indexed,),) = tx.all(_LAST_INDEXED)
@@ -346,8 +346,8 @@ def _parts_on_sqlite(
         ((segment,),) = tx.all(_LAST_SEGMENT, until=until)
         last = 0 if segment is None else min(last, (segment + 1) << SEGMENT_BITS)
     old = _Part(first, last)
-    if by_term:
-        old = _Part(first, last, _BY_TERM, ("segment.number", "lookup.sequence"))
+    if by_entry:
+        old = _Part(first, last, _BY_ENTRY, ("segment.number", "lookup.sequence"))
     return [old, _Part(indexed, _HIGHEST)]
 
 
@@ -367,7 +367,7 @@ def _sequences_between(
 
 # The last row counts all of `work`, the others use indexes. The difference are the received ones.
 _COUNTS = f"""
-SELECT state, count(*) FROM work WHERE {in_set_aside()} GROUP BY state
+SELECT state, count(*) FROM work WHERE {replayable()} GROUP BY state
 UNION ALL SELECT 'running', count(*) FROM work
     WHERE lease_owner IS NOT NULL AND state = 'running'
 UNION ALL SELECT '', count(*) FROM work
@@ -476,7 +476,7 @@ ORDER BY arrival.sequence LIMIT :limit
 
 _OLD_PARKED = f"""
 SELECT work.sequence FROM work JOIN arrival ON arrival.sequence = work.sequence
-WHERE {in_set_aside()} AND state = 'parked' AND work.sequence > :after
+WHERE {replayable()} AND state = 'parked' AND work.sequence > :after
     AND received_at < :before
 ORDER BY work.sequence LIMIT :limit
 """

@@ -292,7 +292,10 @@ def note_reason(tx: SqlTransaction, sequence: int, reason: str) -> None:
 
 
 def finish(tx: SqlTransaction, lease: Lease, outcome: Outcome, now: float) -> bool:
-    """Record the outcome of a run; False: no change, its lease is stale."""
+    """Record the outcome of a run; False: no change, its lease is stale.
+
+    Not for a grouped unit, which may be a whole unit: a reason is noted after ``end_all``.
+    """
     ours = {"sequence": lease.sequence, "token": lease.token, "now": now}
     sequence = lease.sequence
     match outcome:

@@ -31,7 +31,9 @@ MARK_AS_WIPED = f"INSERT OR REPLACE INTO checkpoint VALUES ('{WIPED}', '1')"
 
 
 def unfinished(work: str = "") -> str:
-    """Return SQL that is true in the states from which the runtime continues by itself.
+    """Return SQL that is true in the states from which a delivery continues without an operator.
+
+    A worker continues it, or, if it is ``retrying`` and not queued, the sender's redelivery.
 
     Here and below, the argument is the table or its alias; empty: the statement has only one table.
     """
@@ -47,8 +49,8 @@ MAY_HAVE_RUN = "failed_at = coalesce(failed_at, 0)"
 NO_LEASE = "lease_owner = NULL, lease_token = NULL, lease_until = NULL"
 
 
-def in_set_aside(work: str = "") -> str:
-    """Return SQL that is true in the states in which no worker runs a delivery, or not yet."""
+def replayable(work: str = "") -> str:
+    """Return SQL that is true in the states of :data:`.REPLAYABLE`."""
     return f"{_of(work)}state IN ('dead', 'parked', 'retrying')"
 
 
@@ -168,7 +170,7 @@ CREATE INDEX work_leased ON work (lease_owner) WHERE lease_owner IS NOT NULL
 
 CREATE INDEX work_lane ON work (lane, sequence) WHERE lane IS NOT NULL AND {unfinished()}
 
-CREATE INDEX work_kept ON work (state, sequence) WHERE {in_set_aside()}
+CREATE INDEX work_kept ON work (state, sequence) WHERE {replayable()}
 
 CREATE INDEX work_held ON work (held_group, sequence)
 WHERE held_group IS NOT NULL AND lease_owner IS NULL
@@ -470,9 +472,9 @@ CREATE TABLE lookup (
     PRIMARY KEY (segment, term, sequence)
 ) WITHOUT ROWID, STRICT
 
--- last: the highest sequence among removed arrivals; removed: how many there were; indexed: up to
--- here all arrivals are in `lookup`. Sequences have no other gaps, so the number of arrivals is
--- known without counting.
+-- last: the highest sequence among removed arrivals, or, in a copy, the highest that the source had
+-- given; removed: how many sequences have no arrival, so that arrivals need not be counted;
+-- indexed: up to here all arrivals are in `lookup`.
 CREATE TABLE tally (name TEXT PRIMARY KEY, number INTEGER NOT NULL) STRICT
 
 INSERT INTO tally (name, number) VALUES ('last', 0), ('removed', 0), ('indexed', 0)

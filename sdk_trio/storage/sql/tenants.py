@@ -547,8 +547,9 @@ class UpgradeStore(SqlPart):
     def fenced(self, term: int) -> Iterator[None]:
         """Refuse writes of this open store within the block once ``term`` has ended.
 
-        Writes of tenants, markers and batches then raise TermEndedError and change nothing. The
-        starts and successes of deliveries are not refused: their leases fence them.
+        They then raise TermEndedError and change nothing: writes of tenants, markers, batches,
+        messages and checkpoints, and also polls, renewals, releases and failed outcomes of
+        deliveries. Arrivals, starts and successes are not refused: leases fence them.
         """
         owner = self._terms.owner
         self._commits.fence = lambda tx: leases.require_term(tx, owner, term, name=leases.UPGRADER)

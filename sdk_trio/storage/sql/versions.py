@@ -142,7 +142,8 @@ def prepare_sqlite(connection: Any, file: str) -> None:
         file: its path, for messages.
 
     Raises:
-        StoreVersionError: the file is of another program or of another version.
+        StoreVersionError: the file is of another program or of a later version, was moved, or is
+            being filled.
         apsw.Error: it cannot be read or written.
     """
     while (version := state_of_file(connection, file).known_version()) != VERSION:
