@@ -286,7 +286,7 @@ WHERE highest > coalesce(
 SELECT count(*) FROM arrival WHERE sequence <= {INDEXED} AND NOT EXISTS (
     SELECT 1 FROM segment CROSS JOIN lookup
     WHERE segment.number = arrival.sequence >> {SEGMENT_BITS} AND lookup.segment = segment.number
-        AND lookup.term = 'k' || arrival.delivery_key AND lookup.sequence = arrival.sequence)
+        AND lookup.entry = 'k' || arrival.delivery_key AND lookup.sequence = arrival.sequence)
 """,
     "the count of deliveries is right": f"""
 SELECT abs({HIGHEST}

@@ -32,6 +32,7 @@ from support.whole_store import (
     rows_of,
 )
 
+from sdk_trio.base import clock
 from sdk_trio.cli.terminal import ByteProgress
 from sdk_trio.records.deliveries import Admission, DeliveryState, Done
 from sdk_trio.records.tenants import AuditAction
@@ -99,6 +100,29 @@ async def _recovered_contents(inbox) -> dict[str, object]:
 def _rows(rows: dict[str, int]) -> dict[str, int]:
     own = ("checkpoint", "lease", "purging")
     return {name: count for name, count in rows.items() if name not in own}
+
+
+def test_messages_that_were_claimed_are_claimed_at_once_after_a_restore(
+    command_line: CommandLine, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place("postgres", command_line.directory / "first", monkeypatch)
+
+    async def claim(inbox) -> list[int]:
+        now = clock.wall()
+        due = await inbox.notifications.claim_due("log", limit=9, now=now)
+        return [record.id.sequence for record in due.records]
+
+    async def fill_and_claim(inbox) -> list[int]:
+        await fill(inbox, 1)
+        return await claim(inbox)
+
+    claimed = place.run(fill_and_claim)
+    assert claimed
+    assert place.run(claim, "two") == []
+    assert command_line("storage", "backup", str(saved), *place.words).status == 0
+    target = Place("postgres", command_line.directory / "second", monkeypatch)
+    assert command_line("storage", "restore", str(saved), *target.choose(monkeypatch)).status == 0
+    assert target.run(claim, "two") == claimed
 
 
 @pytest.mark.parametrize("target", ENGINES)

@@ -152,14 +152,14 @@ class Arrivals(RuleBasedStateMachine):
     @invariant()
     def the_index_has_what_is_there_and_nothing_else(self) -> None:
         indexed = value(self.tx, "SELECT number FROM tally WHERE name = 'indexed'")
-        terms = set()
+        entries = set()
         for number, incoming in self.kept.values():
             if number <= indexed:
                 mine = {f"k{incoming.key}", f"t{incoming.type[:INDEXED_CHARACTERS]}"}
                 mine |= {f"n{incoming.tenant_id}"} if incoming.tenant_id else set()
                 mine |= {f"s{incoming.subject[:INDEXED_CHARACTERS]}"} if incoming.subject else set()
-                terms |= {(number >> SEGMENT_BITS, term, number) for term in mine}
-        assert set(self.tx.all("SELECT segment, term, sequence FROM lookup")) == terms
+                entries |= {(number >> SEGMENT_BITS, entry, number) for entry in mine}
+        assert set(self.tx.all("SELECT segment, entry, sequence FROM lookup")) == entries
         fresh = [number for number, _ in self.kept.values() if number > indexed]
         assert len(fresh) < arrivals.INDEX_EVERY
 

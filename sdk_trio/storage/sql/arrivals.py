@@ -8,9 +8,8 @@ would cost every delivery a page. There the newest arrivals are searched row by 
 Only the newest segment is written to, so few pages change. In return, the search for an older key
 takes one step in each segment.
 
-An entry (the column ``term``) is a letter and a text: ``k`` the key, ``s`` the beginning of the
-subject, ``t`` the type, ``n`` the tenant. All functions run in a transaction, which on SQLite is
-the only one that writes.
+An entry is a letter and a text: ``k`` the key, ``s`` the beginning of the subject, ``t`` the type,
+``n`` the tenant. All functions run in a transaction, which on SQLite is the only one that writes.
 """
 
 from collections.abc import Collection, Sequence
@@ -155,7 +154,7 @@ WHERE sequence > {INDEXED} AND delivery_key IN texts(:keys)
 _FIND_INDEXED = """
 SELECT wanted.value, lookup.sequence
 FROM segment CROSS JOIN json_each(:entries) AS wanted CROSS JOIN lookup
-WHERE lookup.segment = segment.number AND lookup.term = wanted.value
+WHERE lookup.segment = segment.number AND lookup.entry = wanted.value
 """
 
 
@@ -193,8 +192,8 @@ SELECT sequence FROM {source} (delivery_key = :id
 _OF_ID_INDEXED = """
 SELECT lookup.sequence FROM segment CROSS JOIN lookup
 WHERE lookup.segment = segment.number
-    AND lookup.term >= 'k' || :id AND lookup.term < 'k' || :id || '/'
-    AND (lookup.term = 'k' || :id OR lookup.term > 'k' || :id || '.')
+    AND lookup.entry >= 'k' || :id AND lookup.entry < 'k' || :id || '/'
+    AND (lookup.entry = 'k' || :id OR lookup.entry > 'k' || :id || '.')
 """
 
 
@@ -240,7 +239,7 @@ ON CONFLICT (number) DO UPDATE SET first_at = min(first_at, excluded.first_at),
 """
 
 _ENTRIES = f"""
-SELECT sequence >> {SEGMENT_BITS} AS segment, 'k' || delivery_key AS term, sequence
+SELECT sequence >> {SEGMENT_BITS} AS segment, 'k' || delivery_key AS entry, sequence
 FROM arrival WHERE {{which}}
 UNION ALL
 SELECT sequence >> {SEGMENT_BITS}, 't' || substr(type, 1, {INDEXED_CHARACTERS}), sequence
@@ -254,7 +253,7 @@ FROM arrival WHERE tenant_id IS NOT NULL AND {{which}}
 
 # In the order of the index, so that each page is changed once.
 _ADD_ENTRIES = f"""
-INSERT INTO lookup (segment, term, sequence)
+INSERT INTO lookup (segment, entry, sequence)
 {_ENTRIES.format(which=f"sequence > {INDEXED}")} ORDER BY 1, 2, 3
 """
 
@@ -269,7 +268,7 @@ def index(tx: SqlTransaction, last: int) -> None:
 
 
 _ASSIGN_ENTRY = f"""
-INSERT INTO lookup (segment, term, sequence)
+INSERT INTO lookup (segment, entry, sequence)
 SELECT sequence >> {SEGMENT_BITS}, 'n' || :tenant_id, sequence FROM arrival
 WHERE sequence IN ints(:sequences) AND sequence <= {INDEXED} AND tenant_id IS NULL
 ORDER BY 1, 2, 3
@@ -291,7 +290,7 @@ def assign(tx: SqlTransaction, sequences: Sequence[int], tenant_id: str) -> int:
 
 # The union is in a subquery of its own: directly after IN, SQLite would read all of `lookup`.
 _REMOVE_ENTRIES = f"""
-DELETE FROM lookup WHERE (segment, term, sequence) IN (SELECT segment, term, sequence FROM (
+DELETE FROM lookup WHERE (segment, entry, sequence) IN (SELECT segment, entry, sequence FROM (
     {_ENTRIES.format(which="sequence IN ints(:sequences)")}))
 """
 

@@ -164,7 +164,7 @@ _LISTED = f"SELECT {_RECORD.format(raw='NULL')} FROM {{source}} {_STATE} WHERE {
 
 # In the order of two primary keys: nothing is sorted, and only the rows of the page are read.
 _BY_ENTRY = f"""
-segment CROSS JOIN lookup ON lookup.segment = segment.number AND lookup.term = :entry
+segment CROSS JOIN lookup ON lookup.segment = segment.number AND lookup.entry = :entry
     AND segment.number >= :after >> {SEGMENT_BITS} AND segment.number <= :before >> {SEGMENT_BITS}
     AND lookup.sequence > :after AND lookup.sequence < :before
 CROSS JOIN arrival ON arrival.sequence = lookup.sequence
@@ -512,7 +512,7 @@ ORDER BY sequence LIMIT :limit
 
 _OF_TENANT_INDEXED = f"""
 SELECT lookup.sequence FROM segment CROSS JOIN lookup
-WHERE lookup.segment = segment.number AND lookup.term = 'n' || :tenant_id
+WHERE lookup.segment = segment.number AND lookup.entry = 'n' || :tenant_id
     AND segment.number >= :after >> {SEGMENT_BITS} AND lookup.sequence > :after
 ORDER BY segment.number, lookup.sequence LIMIT :limit
 """
@@ -532,7 +532,7 @@ def of_tenant(tx: SqlTransaction, tenant_id: str, *, after: int, limit: int) -> 
 _ALL_OF_TENANT = "SELECT sequence FROM arrival WHERE tenant_id = :id"
 _ALL_OF_TENANT_ON_SQLITE = f"""
 SELECT lookup.sequence AS sequence FROM segment CROSS JOIN lookup
-WHERE lookup.segment = segment.number AND lookup.term = 'n' || :id
+WHERE lookup.segment = segment.number AND lookup.entry = 'n' || :id
 UNION ALL SELECT sequence FROM arrival WHERE sequence > {INDEXED} AND tenant_id = :id
 """
 
@@ -566,13 +566,13 @@ WITH RECURSIVE named (id) AS (
 """
 
 _NAMED_ON_SQLITE = f"""
-WITH RECURSIVE step (segment, term) AS (
-    SELECT number, (SELECT min(term) FROM lookup
-        WHERE lookup.segment = number AND term >= 'n' AND term < 'o') FROM segment
-    UNION ALL SELECT segment, (SELECT min(term) FROM lookup
-        WHERE lookup.segment = step.segment AND term > step.term AND term < 'o')
-    FROM step WHERE step.term IS NOT NULL
-) SELECT substr(term, 2) AS id FROM step WHERE term IS NOT NULL
+WITH RECURSIVE step (segment, entry) AS (
+    SELECT number, (SELECT min(entry) FROM lookup
+        WHERE lookup.segment = number AND entry >= 'n' AND entry < 'o') FROM segment
+    UNION ALL SELECT segment, (SELECT min(entry) FROM lookup
+        WHERE lookup.segment = step.segment AND entry > step.entry AND entry < 'o')
+    FROM step WHERE step.entry IS NOT NULL
+) SELECT substr(entry, 2) AS id FROM step WHERE entry IS NOT NULL
 UNION SELECT tenant_id FROM arrival WHERE sequence > {INDEXED} AND tenant_id IS NOT NULL
 """
 

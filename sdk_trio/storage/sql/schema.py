@@ -467,9 +467,9 @@ CREATE TABLE segment (
 
 CREATE TABLE lookup (
     segment INTEGER NOT NULL,
-    term TEXT NOT NULL,
+    entry TEXT NOT NULL,
     sequence INTEGER NOT NULL,
-    PRIMARY KEY (segment, term, sequence)
+    PRIMARY KEY (segment, entry, sequence)
 ) WITHOUT ROWID, STRICT
 
 -- last: the highest sequence among removed arrivals, or, in a copy, the highest that the source had
