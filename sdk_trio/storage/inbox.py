@@ -259,8 +259,11 @@ class SqlInbox(SqlPart, ABC):
         )
 
     reschedule = committed(leases.reschedule)
-    recover = committed_by_owner(leases.recover)
+    _recover = committed_by_owner(leases.recover)
     take_over = committed_by_owner(leases.take_over)
+
+    async def recover(self, *, dead: str | None = None) -> int:
+        return await self._recover(dead=dead)
 
     # -- reading ---------------------------------------------------------------------------------
 

@@ -55,7 +55,7 @@ from .engines.sqlite_connection import (
 )
 from .inbox import SqlInbox
 from .readers import ReaderPool
-from .sql import admission, arrivals, checkpoints, leases, reads, runs
+from .sql import admission, arrivals, checkpoints, reads, runs
 from .sql.admission import Answer, Arriving, new_token
 from .sql.dialect import SqlTransaction
 from .sql.runs import RunEnd
@@ -281,10 +281,7 @@ class SqliteInbox(SqlInbox):
         return value
 
     async def recover(self, *, dead: str | None = None) -> int:
-        terms, interrupted = self._terms, bool(self._unawaited.interrupted)
-        return await self._commits.submit(
-            lambda tx: leases.recover(tx, terms, dead=dead, others_ran=interrupted)
-        )
+        return await self._recover(dead=dead, others_ran=bool(self._unawaited.interrupted))
 
     async def renew(self, held: Collection[Lease], *, now: float) -> Renewed:
         self._unawaited.drop_others(held)

@@ -432,9 +432,9 @@ def test_a_database_that_is_filled_before_the_lock_is_not_replaced(
     command_line: CommandLine, file: Path, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another process receives events between the first check of the target and its lock."""
-    from sdk_trio.storage import transfer
+    from sdk_trio.storage.engines import postgres_migration
 
-    migrate = transfer.migrate_postgres
+    migrate = postgres_migration.migrate_postgres
 
     async def receive() -> None:
         inbox = await database.open()
@@ -445,7 +445,7 @@ def test_a_database_that_is_filled_before_the_lock_is_not_replaced(
         migrate(address)
         trio.run(receive)
 
-    monkeypatch.setattr(transfer, "migrate_postgres", migrate_and_fill)
+    monkeypatch.setattr(postgres_migration, "migrate_postgres", migrate_and_fill)
     refused = command_line(*TO_POSTGRES)
     assert (refused.status, "is not empty" in refused.err) == (1, True)
     found = trio.run(_contents_of_database, database)
