@@ -302,6 +302,7 @@ class Host:
                 "Admin:Bind": f"unix:{self.admin_socket(machine)}",
                 "MultiTenant:Enabled": world.world.tenants > 0,
                 "Storage:Backend": "Sqlite",
+                "Server:Processes": world.world.processes,
                 "Webhooks:RequireHttps": False,
                 **(UPSTREAM_SETTINGS if world.world.upstream is not None else {}),
                 "Webhooks:Path": world.path,
