@@ -442,6 +442,7 @@ def test_a_database_that_is_filled_before_the_lock_is_not_replaced(
         await inbox.close()
 
     def migrate_and_fill(address: PostgresAddress) -> None:
+        monkeypatch.setattr(postgres_migration, "migrate_postgres", migrate)  # the receiver's own
         migrate(address)
         trio.run(receive)
 
