@@ -462,7 +462,7 @@ def timeout_missing() -> Any:
     run = invocation.Invocations.run
 
     async def patient(self: Any, *arguments: Any, **_: Any) -> Any:
-        return await run(self, *arguments[:4])
+        return await run(self, *arguments[:5])
 
     return patch.object(invocation.Invocations, "run", patient)
 
