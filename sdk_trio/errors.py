@@ -13,7 +13,7 @@
     │   └── MissingHandlersError        FailOnMissingHandlers and known types without a handler
     ├── StorageError
     │   ├── StoreUnavailableError       the store cannot read or write now
-    │   │   └── StoreLostError          its files were removed or damaged: restart the receiver
+    │   │   └── StoreLostError          it was moved, removed or damaged: restart the receiver
     │   ├── StoreLockedError            another process uses the data directory
     │   └── StoreVersionError           the store was written by another version
     ├── EffectError                     the effects of an event cannot be applied exactly once
@@ -170,9 +170,9 @@ class StoreUnavailableError(StorageError):
 
 
 class StoreLostError(StoreUnavailableError):
-    """The store's files were removed, replaced, truncated or damaged while in use.
+    """The store was moved, or its files were removed, replaced, truncated or damaged, while in use.
 
-    Not retried: a restart opens the files that exist then.
+    Not retried: a restart opens the store that exists then, or says why it cannot.
     """
 
 

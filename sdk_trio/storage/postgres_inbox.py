@@ -173,6 +173,8 @@ class PostgresInbox(SqlInbox):
         """
         terms = self._terms
         await self._commits.submit(lambda tx: tx.run(_FORGET_NODES))
+        # A host's clock that is ahead must not remove what is not old yet.
+        now = await self._read(partial(reads.current_time, now=now))
         old_body = now - terms.payload_seconds
         forgotten = now - max(terms.payload_seconds, terms.dedup_seconds)
         # Not waited for after a cancellation, because the server may be silent: it has a connection
@@ -201,7 +203,8 @@ class PostgresInbox(SqlInbox):
             postgres_days.find_old, days=every, since=looked - postgres_days.SLACK_SECONDS
         )
         deleted = await self._delete(old, arrivals.delete_bodies, before)
-        await self.write_checkpoint(_BODIES_DELETED, str(max(before, looked)))
+        # Also if it is earlier: a clock was ahead, and later passes must not skip that time.
+        await self.write_checkpoint(_BODIES_DELETED, str(before))
         return deleted
 
     async def wipe(self) -> bool:

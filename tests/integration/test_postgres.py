@@ -21,8 +21,13 @@ from support.postgres import PostgresServer, pooled, running_server
 from support.postgres_work import add_finished, blocks, forget_blocks, work
 from support.waiting import until
 
-from sdk_trio.base import term
-from sdk_trio.errors import OptionsValidationError, StoreUnavailableError, StoreVersionError
+from sdk_trio.base import clock, term
+from sdk_trio.errors import (
+    OptionsValidationError,
+    StoreLostError,
+    StoreUnavailableError,
+    StoreVersionError,
+)
 from sdk_trio.records.deliveries import Admission, Dead, DeliveryState, Done, NewDelivery, Retry
 from sdk_trio.records.notifications import NotificationId, NotificationState, SendResult
 from sdk_trio.records.tenants import AuditAction, AuditRecord
@@ -138,6 +143,13 @@ async def test_a_step_of_a_hosts_clock_does_not_delay_its_take_over_of_expired_l
             while not (due := await two.claim_due(limit=9, now=1000 - HOUR)).records:
                 await trio.sleep(0.05)
         assert [record.key for record in due.records] == ["m2"]
+
+
+async def test_the_retention_goes_by_the_clock_of_the_database(database: Database) -> None:
+    async with database.open(payload_seconds=HOUR, dedup_seconds=HOUR) as inbox:
+        await inbox.park(delivery("m1", at=clock.wall()))
+        assert (await inbox.purge(now=clock.wall() + 7 * 24 * HOUR)).parked == 0
+        assert (await inbox.get("m1")).raw is not None
 
 
 async def test_what_changes_no_message_wakes_no_other_host(database: Database) -> None:
@@ -616,6 +628,32 @@ async def test_connections_that_the_server_has_ended_are_replaced_unnoticed(
             assert await inbox.get(f"m{number}") is not None
             database.end_connections()
         assert (await inbox.counts())[DeliveryState.RECEIVED] == 3
+
+
+async def test_a_host_that_was_cut_off_while_its_store_was_moved_stores_nothing_more(
+    empty: Database,
+) -> None:
+    stored = "SELECT version FROM sdk_trio.store UNION ALL SELECT count(*) FROM sdk_trio.arrival"
+    message = "was moved to SQLite by 'storage migrate': set Sdk:Storage:Backend to Sqlite"
+    async with empty.open() as inbox:
+        await inbox.accept(delivery("running"), leased=True)
+        await inbox.start("running", now=1000.0)
+        await until(lambda: empty.execute("SELECT 1 FROM sdk_trio.work WHERE attempts = 1"))
+        inbox.lease("running").start = None  # the store has it
+        empty.execute("UPDATE sdk_trio.store SET version = -1")
+        empty.end_connections()
+        applied: list[Any] = []
+        for call in (
+            lambda: inbox.conclude("running", applied.append, attempt=1, now=1000.0),
+            lambda: inbox.accept(delivery("after"), leased=True),
+            lambda: inbox.accept(delivery("later"), leased=False),
+            lambda: inbox.get("running"),
+        ):
+            with pytest.raises(StoreLostError, match=message):
+                await call()
+        assert inbox.lost is not None
+        assert applied == []
+        assert empty.execute(stored) == [(-1,), (1,)]
 
 
 async def test_metrics_show_queries_that_have_a_connection_and_those_that_wait_for_one(

@@ -190,6 +190,14 @@ async def test_bodies_go_before_the_ids(store: Store) -> None:
         assert (await inbox.claim(delivery("m0", now))).admission is Admission.DONE
 
 
+async def test_a_clock_that_was_ahead_makes_no_later_pass_skip_bodies(store: Store) -> None:
+    async with store.open(dedup_seconds=90 * DAY, payload_seconds=2 * DAY) as inbox:
+        await inbox.purge(now=9 * DAY)
+        await run(inbox, "m0", 4 * DAY)
+        assert (await inbox.purge(now=5 * DAY)).bodies == 0
+        assert (await inbox.purge(now=6 * DAY + 1)).bodies == 1
+
+
 async def test_two_hosts_open_a_day_at_once(store: Store) -> None:
     async with store.open("one") as one, store.open("two") as two:
         for number in range(1, 4):
@@ -255,6 +263,29 @@ async def test_a_process_that_ends_while_it_drops_a_day(store: Store) -> None:
         assert await keys_in(inbox) == ["m0", "m1"]
         assert store.days == [(1, 2), (2, 3)]
         assert store.broken_rules() == []
+
+
+async def test_a_deadlock_with_another_host_leaves_the_day_for_the_next_pass(store: Store) -> None:
+    async with store.open() as inbox:
+        await run(inbox, "m0", 100)
+        await inbox.park(delivery("parked", 200))
+        await inbox.purge(now=DAY)
+        await run(inbox, "m1", 3 * DAY)
+        # The server ends our transaction, and not the other one.
+        store.execute(
+            "CREATE FUNCTION sdk_trio.deadlock() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN RAISE SQLSTATE '40P01'; END $$"
+        )
+        store.execute(
+            "CREATE TRIGGER deadlock BEFORE DELETE ON sdk_trio.arrival_key "
+            "FOR EACH ROW WHEN (OLD.delivery_key = 'm0') EXECUTE FUNCTION sdk_trio.deadlock()"
+        )
+        # The rest of the pass is done.
+        assert (await inbox.purge(now=4 * DAY)).parked == 1
+        assert await keys_in(inbox) == ["m1", "m0"]
+        store.execute("DROP FUNCTION sdk_trio.deadlock CASCADE")
+        await inbox.purge(now=4 * DAY)
+        assert await keys_in(inbox) == ["m1"]
 
 
 async def test_a_delivery_whose_day_could_not_be_dropped_runs_once_more_and_not_twice(

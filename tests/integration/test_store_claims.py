@@ -26,6 +26,7 @@ from sdk_trio.records.deliveries import (
 )
 from sdk_trio.storage import known_keys as known_keys_module
 from sdk_trio.storage.admission import LeaseTerms
+from sdk_trio.storage.claims_file import read_claims
 from sdk_trio.storage.known_keys import KnownKeys
 from sdk_trio.storage.sqlite_inbox import SqliteInbox
 
@@ -445,6 +446,16 @@ async def test_an_orderly_close_keeps_the_end_of_a_run(tmp_path):
     second = await open_inbox(tmp_path)
     assert (await second.get("m1")).state is DeliveryState.DONE
     await second.close()
+
+
+async def test_a_killed_process_leaves_no_interrupted_run_of_an_erased_tenant(inbox, tmp_path):
+    await learned(inbox)
+    lease = inbox.claim_unawaited(delivery("m1", tenant_id="acme"))
+    assert lease
+    await inbox.finish("m1", Done(), now=1001.0)
+    assert await inbox.erase("acme") == 1
+    # What the next start would find.
+    assert "m1" not in {run.key for run in read_claims(tmp_path / "inbox.claims", is_new=False)}
 
 
 @pytest.mark.parametrize("by", ["renewal", "close"])

@@ -22,6 +22,7 @@ from sdk_trio.records.deliveries import (
 from sdk_trio.storage.engines.sqlite_connection import SqliteTransaction
 from sdk_trio.storage.sql import (
     admission,
+    alerts,
     arrivals,
     checkpoints,
     leases,
@@ -222,6 +223,7 @@ def test_every_statement_finds_its_rows_by_an_index(tx: SqliteTransaction) -> No
         reads.evidence(tx, "p0")
         reads.attempts(tx, "p0")
         reads.counts(tx)
+        alerts.count_dead_letters(tx, since=1.0)
         reads.oldest_waiting(tx)
         reads.expired_leases(tx, before=1.0)
         reads.holdings(tx, "acme")

@@ -9,7 +9,7 @@ During the pauses between connection attempts, which double up to 5 s, calls are
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from functools import cache
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import psycopg
@@ -17,7 +17,7 @@ from psycopg import sql
 
 from ...base import clock
 from ...base.logs import Outage, get_logger
-from ...errors import StoreUnavailableError
+from ...errors import StoreLostError, StoreUnavailableError
 from ..sql.dialect import Dialect, Insert, Row, SqlTransaction
 from . import CommitUnknownError, ReadAgainError
 from .postgres_address import PostgresAddress
@@ -268,6 +268,7 @@ class _Dialled:
 
         Raises:
             StoreUnavailableError: the server is unavailable.
+            StoreLostError: the store was moved since this process opened it.
         """
         if (connection := self.current) is not None:
             connection.notice_end()
@@ -299,8 +300,6 @@ class PostgresEngine:
 
     #: Most handlers end within this time, so that the start and the end of a run are one commit.
     linger: float = 0.01
-    #: A server becomes available again, so the store is never lost.
-    lost: str | None = None
     version: None = None
     stall_message: str = (
         "the database {place} has not answered for {seconds:.0f} s; it continues by itself when "
@@ -310,6 +309,9 @@ class PostgresEngine:
     def __init__(self, address: PostgresAddress, dialect: Dialect, node: str) -> None:
         self.place: str = address.place
         self.dialect: Dialect = dialect
+        #: See :attr:`Engine.lost`: the store was moved. An unavailable server is no reason, because
+        #: it becomes available again.
+        self.lost: str | None = None
         self._address = address
         self._node = node
         self._connection = _Dialled(address.outage, self._dial)
@@ -398,7 +400,13 @@ class PostgresEngine:
     def _dial(self) -> StoreConnection:
         if self._abandoned:
             raise StoreUnavailableError(f"the store {self.place} is closed: it did not answer")
-        connection = self._address.connect(writer=True)
+        try:
+            connection = self._address.connect(writer=True, opened=True)
+        except StoreLostError as error:
+            if self.lost is None:
+                self.lost = str(error)
+                _log.error("store.lost", error=self.lost)
+            raise
         try:
             try:
                 note_timeline(self._address, connection)
@@ -462,7 +470,7 @@ class PostgresReader:
     def __init__(self, address: PostgresAddress, dialect: Dialect) -> None:
         self._address = address
         self._dialect = dialect
-        self._connection = _Dialled(address.outage, address.connect)
+        self._connection = _Dialled(address.outage, partial(address.connect, opened=True))
 
     @contextmanager
     def transaction(self) -> Iterator[PostgresTransaction]:

@@ -20,7 +20,15 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from ...base.logs import Outage, get_logger
-from ...errors import OptionsValidationError, Problem, StoreUnavailableError, StoreVersionError
+from ...errors import (
+    OptionsValidationError,
+    Problem,
+    StoreLostError,
+    StoreUnavailableError,
+    StoreVersionError,
+)
+from ..sql.schema import VERSION
+from ..sql.versions import StoreState
 from . import CommitUnknownError
 from .postgres_connection import SILENCE_SECONDS, STATEMENT_SECONDS, StoreConnection, adapt, watch
 
@@ -120,14 +128,21 @@ class PostgresAddress:
         port = f":{known['port']}" if known.get("port") else ""
         return f"{known.get('dbname') or 'the default database'} on {host}{port}"
 
-    def connect(self, *, writer: bool = False) -> StoreConnection:
+    @property
+    def schema_place(self) -> str:
+        """The schema and the database, in words."""
+        return f"the schema {self.schema} of the database {self.place}"
+
+    def connect(self, *, writer: bool = False, opened: bool = False) -> StoreConnection:
         """Connect, and set the parameters that every transaction needs; blocks.
 
         Args:
             writer: the connection repeats the same few statements, so each is planned once.
+            opened: this process has opened the store, so it must not have been moved since.
 
         Raises:
             StoreUnavailableError: no server answers, or it refuses.
+            StoreLostError: the store was moved since this process opened it.
             StoreVersionError: the server is too old.
             OptionsValidationError: the connection string cannot be read.
         """
@@ -139,7 +154,7 @@ class PostgresAddress:
         else:
             settings |= _limits(STATEMENT_SECONDS, STATEMENT_SECONDS, 0.0)
         plans = f"{_PLANS};{_GENERIC_PLANS if writer else _CUSTOM_PLANS}"
-        connection = self._dial(StoreConnection, settings, plans)
+        connection = self._dial(StoreConnection, settings, plans, opened=opened)
         adapt(connection)
         return connection
 
@@ -169,12 +184,14 @@ class PostgresAddress:
 
         Raises:
             StoreUnavailableError, StoreVersionError, OptionsValidationError: as :meth:`connect`.
+            StoreLostError: the store was moved since this process opened it.
         """
         settings = _limits(STATEMENT_SECONDS, STATEMENT_SECONDS)
-        return self._dial(kind, {"client_min_messages": "warning", **settings}, "")
+        settings["client_min_messages"] = "warning"
+        return self._dial(kind, settings, "", opened=True)
 
     def _dial(
-        self, kind: type[ConnectionT], settings: Mapping[str, str], plans: str
+        self, kind: type[ConnectionT], settings: Mapping[str, str], plans: str, *, opened: bool
     ) -> ConnectionT:
         given = _read_dsn(self.dsn)
         options = {**_DIAL, "application_name": _name_of_process()}
@@ -191,6 +208,8 @@ class PostgresAddress:
             watch(connection)
             self._prepare(connection, settings, plans)
             connection.limit = float(settings["statement_timeout"]) / 1000
+            if opened:
+                self._require_unmoved(connection)
         except (psycopg.Error, OSError, RuntimeError) as error:
             if connection is not None:
                 connection.close()
@@ -230,6 +249,18 @@ class PostgresAddress:
             connection.execute(_set_all(settings, local=False))
             if plans:
                 connection.execute(plans.encode())
+
+    def _require_unmoved(self, connection: StoreConnection) -> None:
+        """Raise StoreLostError if no program may open the store any more.
+
+        'storage migrate' ends only without other connections, so a host meets a moved store when it
+        connects again. A newer schema is no reason: the previous version works beside an upgrade.
+        """
+        query = sql.SQL("SELECT version FROM {}.store").format(sql.Identifier(self.schema))
+        (version,) = connection.execute(query).fetchone() or (0,)
+        state = StoreState(self.schema_place, "PostgreSQL", version)
+        if (refusal := state.refusal(newest=max(version, VERSION))) is not None:
+            raise StoreLostError(f"{refusal}; this process writes nothing more: restart it")
 
     @contextmanager
     def transaction(

@@ -431,6 +431,14 @@ def _open(transactions: _Transactions, now: float) -> None:
         return
 
 
+def _forget(transactions: _Transactions, day: Day, before: float) -> None:
+    after = None
+    while True:
+        after = transactions.run(forget_keys, day, before, after=after, limit=FORGET_CHUNK)
+        if after is None:
+            return
+
+
 def _close(transactions: _Transactions, day: Day, before: float) -> int | None:
     """Drop a day; return how many done deliveries went. None: it leaves too many.
 
@@ -439,11 +447,12 @@ def _close(transactions: _Transactions, day: Day, before: float) -> int | None:
     left = transactions.run(count_left, day, before)
     if left > MOST_LEFT:
         return None
-    after = None
-    while True:
-        after = transactions.run(forget_keys, day, before, after=after, limit=FORGET_CHUNK)
-        if after is None:
-            break
+    try:
+        _forget(transactions, day, before)
+    except _BUSY:
+        # The deletion of single rows locks keys before the rows of `ended`, so that both may wait
+        # for each other. The next pass forgets the remaining keys.
+        return 0
     for _ in range(DROP_TRIES):
         try:
             # Read again: it changes with each day that is dropped.

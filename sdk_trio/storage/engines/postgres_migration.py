@@ -120,7 +120,7 @@ def state_of_schema(address: PostgresAddress, connection: StoreConnection) -> St
         StoreUnavailableError: the user may not use the schema.
         psycopg.Error: the server failed.
     """
-    place = f"the schema {address.schema} of the database {address.place}"
+    place = address.schema_place
     names = (address.schema, address.schema)
     found = connection.execute(_SCHEMA_STATE, names).fetchone() or (0, True, False)
     tables, usable, has_version = found

@@ -429,6 +429,12 @@ def expired_leases(tx: SqlTransaction, *, before: float) -> int:
     return 0 if row is None else int(row[0])
 
 
+def current_time(tx: SqlTransaction, *, now: float) -> float:
+    """Return the time by the clock that measures leases: the server's, or the caller's ``now``."""
+    ((seconds,),) = tx.all("SELECT CAST(clock() AS float8)", now=now)
+    return float(seconds)
+
+
 def clock_offset(tx: SqlTransaction) -> float:
     """Return the seconds by which this host's clock is ahead of the server's.
 
