@@ -10,7 +10,7 @@ from ...records.alerts import Alert, AlertBook, AlertMessage, AlertName, Message
 from ...records.states import NotificationState
 from .dialect import Row, SqlPart, SqlTransaction, on_reader
 from .leases import require_term
-from .schema import in_set_aside, types_of
+from .schema import replayable, types_of
 
 #: Retention of finished messages, in seconds: 90 days, as for those to site managers.
 RETENTION_SECONDS: Final = 90 * 86_400.0
@@ -41,7 +41,7 @@ _PURGE = "DELETE FROM alert_message WHERE finished_at < :before"
 
 # The first condition lets it use the index `work_kept`.
 _COUNT_DEAD = f"""
-SELECT count(*) FROM work WHERE {in_set_aside()} AND state = 'dead' AND finished_at >= :since
+SELECT count(*) FROM work WHERE {replayable()} AND state = 'dead' AND finished_at >= :since
 """
 
 
