@@ -167,6 +167,7 @@ class StoreKeys:
         # the commit thread keeps the order. Later keys are added by their callers.
         self._all_read, self._up_to, self._most = False, 0, KEYS_BEFORE_REBUILD
         self.filter = KnownKeys()
+        # Their claims may be in no row yet: a withdrawn one is written with the end of its run.
         for key in self._unawaited:
             self.filter.add(hash(key))
         return self.filter
@@ -237,7 +238,8 @@ class StoreKeys:
                 self._up_to = sequence
             # Learning takes at most a third of the event loop's time from the deliveries.
             await trio.sleep(2 * (clock.monotonic() - begun))
-        # Only now: a key of an unread row is not surely new.
+        # Only now: a key of an unread row is not surely new. If others have
+        # written meanwhile, the store's version differs from `version`, so `_behind` may end.
         self._version, self._behind = version, False
         if not self._all_read:
             self._all_read = True

@@ -2,10 +2,11 @@
 
 Every ``async`` method is a checkpoint of Trio, except, in memory, ``claim`` and the ``finish`` of
 an inline run. A method that writes returns when the change is durable (SQLite: synced to disk;
-memory: kept by this process). Cancellation does *not* undo a write that was begun: ``Cancelled`` is
-raised when it is done, or after 2 s. After a cancellation, or after the error that the store does
-not answer, a method may have taken leases that its caller does not know of. The next ``renew``
-gives them up, or they expire. Every ``async`` method raises
+memory: kept by this process). On SQLite, ``claim`` and ``purge`` do not sync: their changes survive
+the process, and a power cut only after a later sync. Cancellation does *not* undo a write that was
+begun: ``Cancelled`` is raised when it is done, or after 2 s. After a cancellation, or after the
+error that the store does not answer, a method may have taken leases that its caller does not know
+of. The next ``renew`` gives them up, or they expire. Every ``async`` method raises
 :class:`~sdk_trio.errors.StoreUnavailableError` while the store is unavailable. Half of a surrogate
 pair in any text is stored, and looked up, as U+FFFD; a new delivery has none.
 """
@@ -105,8 +106,9 @@ class Inbox(Protocol):
         attempts are 0 if it was done, dead or parked. A dead delivery in whose runs a process ended
         is ``DONE``: only :meth:`replay` runs it again. With ``leased`` the caller runs a new
         delivery itself, unless it is ordered; otherwise the next ``claim_due`` claims it. Any other
-        answer changes nothing: ``DONE``, ``QUEUED``, or ``RUNNING`` (inline, under the live lease
-        of another owner). The end of a process during a run is counted by any answer.
+        answer leaves its state unchanged: ``DONE``, ``QUEUED``, or ``RUNNING`` (inline, under the
+        live lease of another owner). A different body is kept as evidence. The end of a process
+        during a run is counted by any answer.
         """
         ...
 

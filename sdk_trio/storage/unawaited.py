@@ -199,7 +199,11 @@ class UnawaitedClaims:
     def _end_all(
         self, tx: SqlTransaction, ends: Sequence[tuple[UnawaitedLease, float]]
     ) -> Sequence[bool]:
-        """Record runs that ended well; in the commit thread."""
+        """Record runs that ended well; in the commit thread.
+
+        It relies on the receiver, which lets a delivery join the run of its key in flight: no other
+        claim of the key comes between a withdrawn claim and the end of its run.
+        """
         stored_ends: dict[UnawaitedLease, RunEnd] = {}
         new_runs: dict[UnawaitedLease, Ran] = {}
         is_ended: dict[UnawaitedLease, bool] = {}

@@ -63,7 +63,8 @@ class Engine(Protocol):
         Raises:
             CommitUnknownError: it may have been committed.
             StoreUnavailableError: the store failed; nothing was changed.
-            StoreLostError: the same, until a restart.
+            StoreLostError: nothing is written until a restart. A commit may be in files that a
+                restart does not open.
             Exception: what ``work`` has raised; nothing was changed.
         """
         ...

@@ -433,7 +433,8 @@ def rewrite_pages(file: str, pages: Iterable[int], page_size: int) -> None:
             failure = None
         except apsw.Error as error:
             failure = error
-        # The checkpoint was started only for its lock: it must not copy anything.
+        # The checkpoint was started only for its lock. Without the write lock it would go on as a
+        # passive one, but an interrupted checkpoint ends before its first page.
         connection.interrupt()
         return False
 

@@ -251,7 +251,7 @@ class PostgresAddress:
                 connection.execute(plans.encode())
 
     def _require_unmoved(self, connection: StoreConnection) -> None:
-        """Raise StoreLostError if no program may open the store any more.
+        """Raise StoreLostError if no program may open the store now.
 
         'storage migrate' ends only without other connections, so a host meets a moved store when it
         connects again. A newer schema is no reason: the previous version works beside an upgrade.

@@ -273,6 +273,7 @@ def drop(tx: SqlTransaction, day: Day, rest: Day | None, before: float) -> int:
     if [Day(*row) for row in found] != old:
         return 0  # another host has dropped it
     tables = [f"{table}_{number}" for table in PARTITIONED for number in numbers]
+    # Locked before the copy: a row that changed after it was copied would be lost with its table.
     tx.run(f"LOCK TABLE {', '.join(tables)} IN SHARE MODE")
     copied = _copy_what_stays(tx, old, before)
     tx.run(f"LOCK TABLE {', '.join(PARTITIONED)} IN ACCESS EXCLUSIVE MODE")

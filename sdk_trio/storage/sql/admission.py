@@ -6,23 +6,26 @@ either ``work`` or ``ended``:
 ========  ======  =========================================  ===================================
 state     table   columns                                    moved on by
 ========  ======  =========================================  ===================================
-received  work    ``queued``; a lease if a process has       a worker's start
-                  claimed it                                 (:func:`.runs.start_all`)
+received  work    a lease if a process has claimed it; not   a worker's start
+                  ``queued`` after a released inline run     (:func:`.runs.start_all`); if not
+                                                             ``queued``, a redelivery
 running   work    a lease, ``started_at``; ``attempts``      its outcome (:func:`.runs.finish`), or
                   counts this run                            the end of its lease (``leases``)
 retrying  work    ``last_error``, ``failed_at``;             a worker's start when it is due; if
-                  ``next_attempt_at`` if ``queued``          not ``queued``, a redelivery
+                  ``next_attempt_at`` if ``queued``          not ``queued``, a redelivery;
+                                                             :func:`replay`
 dead      work    ``finished_at``, ``last_error``            :func:`replay`; a redelivery, unless
                                                              a process ended in one of its runs
 parked    work    ``last_error``: the reason                 :func:`replay`, a redelivery, the
                                                              retention
-done      ended   ``finished_at``; no column has the state   the retention, :func:`repeat`
+done      ended   ``finished_at``; no column has the state   the retention, :func:`repeat`; a
+                                                             redelivery after the key's retention
 ========  ======  =========================================  ===================================
 
 ``queued`` decides who runs the delivery next. True: our workers do, so polls find it. False: the
-request that brought it runs it (the inline path), or it is dead or parked; if its inline run
-failed, the sender's redelivery is its retry. A ``running`` inline delivery whose process ended
-becomes queued, because no sender may come again.
+request that brought it runs it (the inline path), or it is dead or parked. If its inline run failed
+or was released, the sender's redelivery runs it next. A ``running`` inline delivery whose process
+ended becomes queued, because no sender may come again.
 
 A delivery arrives with the token of a lease, if it may run at once (:class:`Arriving`). It gets an
 :data:`Answer`, whose second part is the sequence if it may:
@@ -271,7 +274,8 @@ WHERE sequence = :sequence
 
 _SET_ORDERED = "UPDATE arrival SET ordered = :ordered WHERE sequence = :sequence"
 
-#: The most tries of an admission: the row may change in between.
+#: The most tries of an admission. A row needs two, before and behind its locks. More are needed
+#: only if other processes have removed the row, or stored the key again, between two statements.
 _TRIES = 10
 
 
@@ -328,6 +332,7 @@ def _admit_known(
             locked = sequence
         elif rule.change is Change.REPLACE:
             arrivals.remove(tx, [sequence])
+            # `added` is not None: others cannot store the key before this transaction ends.
             (added,) = _insert_new(tx, terms, [arriving], state, reason)
             return NEW, added
         else:

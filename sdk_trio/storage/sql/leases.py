@@ -322,7 +322,11 @@ def _lease(
     chosen: policies.ChosenEvents,
     now: float,
 ) -> Due:
-    """Lease deliveries, oldest arrival first; ``first_runs`` are those that never ran."""
+    """Lease deliveries, oldest arrival first; ``first_runs`` are those without a run that counts.
+
+    A replayed dead letter is among them. Its start need not be awaited either: if a process ends in
+    that run without a trace, the take-over of the lease notes it (`MAY_HAVE_RUN`).
+    """
     if not sequences:
         return Due([], False, None, superseded=chosen.superseded)
     token = new_token()
