@@ -269,6 +269,7 @@ async def test_the_session_that_holds_a_lock_is_named_and_no_other(
             holder.execute(lock)
             with pytest.raises(StoreUnavailableError, match=r"holder is the session \d+ \(the-h"):
                 await inbox.finish("m1", Done(), now=1002)
+            innocent.rollback()  # another test gets this database
 
 
 async def test_a_descriptor_that_cannot_be_duplicated_is_an_error_of_the_store(
