@@ -420,7 +420,7 @@ class Inbox(Protocol):
     async def expired_leases(self, *, before: float) -> int:
         """Return how many queued deliveries have a lease that expired before that time.
 
-        Inline deliveries do not count: no process takes them over, because the sender redelivers
+        Inline deliveries do not count: no poll takes them over, because the sender redelivers
         them. ``before`` is a time of the caller's clock. A store with a clock of its own counts
         leases that expired, by that clock, as long ago as ``before`` is by the caller's.
         """

@@ -1,8 +1,8 @@
 """SQLite as an engine: one connection that writes, in the commit thread, and readers beside it.
 
-After a failed sync, nothing is committed until :mod:`.files` has written the log again and synced
-it. Until then the log may have a hole on the disk, and a commit behind the hole would not survive a
-power cut. Callers get an error meanwhile.
+After a failed sync, this process commits nothing until :mod:`.files` has written the log again and
+synced it. Until then the log may have a hole on the disk, and a commit behind the hole would not
+survive a power cut. Callers get an error meanwhile.
 
 After each commit, and before its callers get their results, :mod:`.files` checks that the commit is
 in the files that a restart will open. If it is not, or if SQLite finds damage, the store is *lost*:

@@ -1,8 +1,8 @@
 """Tenants, audit and outbox, and the upgrade from a single tenant.
 
 Functions of a transaction; :class:`TenantStore` and :class:`UpgradeStore` have them as methods. A
-tenant's row, its audit row and its outbox row are committed together or not at all. Every change
-locks the tenant's row first: changes of one tenant by any number of processes run one after the
+tenant's row, its audit row and its outbox row are committed together or not at all. A change of
+a tenant locks its row first: changes of one tenant by any number of processes run one after the
 other, and changes of two tenants do not wait for each other. So on PostgreSQL a transition may be
 committed after one with a higher number, and readers wait for it (:func:`settled`).
 """
