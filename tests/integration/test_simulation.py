@@ -12,14 +12,18 @@ import seeds
 import trio
 from planted_bugs import BUGS, SOURCES, handlers, handlers_for, look_for, make_upstream
 
-from sdk_trio import HandlerRegistry
+from sdk_trio import HandlerRegistry, Runtime
+from sdk_trio.config import Settings
 from sdk_trio.errors import NotSupportedError
 from sdk_trio.events import OrderCreatedEvent, OrderPaidEvent
 from sdk_trio.storage.sql import arrivals
 from sdk_trio.testing import SimulationFailedError, World, simulate
 from sdk_trio.testing.simulation import scheduler
+from sdk_trio.testing.simulation.audit import Auditor
+from sdk_trio.testing.simulation.host import secret_of
 from sdk_trio.testing.simulation.plan import Arrival, Fault, SimulationPlan, make_plan
 from sdk_trio.testing.simulation.run import handled_types
+from sdk_trio.testing.simulation.tenants import Operator
 from sdk_trio.testing.simulation.world import Simulation
 
 TYPES = handled_types(handlers())
@@ -346,6 +350,23 @@ def test_an_exception_of_the_server_is_found(monkeypatch):
     found = run(SimulationPlan(1, (arrival,), ())).violations
     assert [each.kind for each in found] == ["failed"]
     assert "server.application_failed" in found[0].text
+
+
+async def test_an_operator_waits_for_a_process_that_serves(autojump_clock):
+    settings = Settings.from_mapping(
+        {
+            "Environment": "Development",
+            "MultiTenant:Enabled": True,
+            "Webhooks:Secret": secret_of("shop"),
+        },
+        standalone=True,
+    )
+    stopped = Runtime(settings, handlers())
+    operator = Operator(lambda: [stopped], Auditor(trio.current_time))
+    for change in (operator.pause("*", 1.0), operator.suspend(0, 1.0), operator.add(1)):
+        with trio.move_on_after(5) as waiting:
+            await change
+        assert waiting.cancelled_caught
 
 
 def test_a_crashed_process_no_longer_runs_handlers():

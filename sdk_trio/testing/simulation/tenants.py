@@ -56,8 +56,8 @@ class Operator:
         identifier = identifier_of(tenant)
         for runtime in self._runtimes():
             with trio.move_on_after(PATIENCE_SECONDS):
-                service = runtime.receiver.tenancy.service
                 try:
+                    service = runtime.receiver.tenancy.service
                     if await service.find_by_identifier(identifier) is None:
                         await service.add(
                             identifier,
@@ -89,8 +89,8 @@ class Operator:
         identifier = identifier_of(tenant)
         for runtime in self._runtimes():
             with trio.move_on_after(PATIENCE_SECONDS):
-                service = runtime.receiver.tenancy.service
                 try:
+                    service = runtime.receiver.tenancy.service
                     if (await service.get(identifier)).is_active is active:
                         return True
                     change = service.reactivate if active else service.suspend
@@ -117,8 +117,8 @@ class Operator:
     async def _set_pause(self, glob: str, *, paused: bool) -> bool:
         for runtime in self._runtimes():
             with trio.move_on_after(PATIENCE_SECONDS):
-                store = runtime.receiver.store
                 try:
+                    store = runtime.receiver.store
                     if paused:
                         await store.pause(
                             glob, actor="operator", reason="the plan", until=None, now=wall()
