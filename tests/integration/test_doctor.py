@@ -398,7 +398,7 @@ def test_a_damaged_store(doctor):
 
 def test_a_store_that_is_too_large_to_be_checked(doctor, monkeypatch):
     doctor.command_line.seed(*((f"msg_{n}", DeliveryState.DONE) for n in range(3)))
-    monkeypatch.setattr("sdk_trio.storage.examine._STEPS", 1)
+    monkeypatch.setattr("sdk_trio.storage.examine._INSTRUCTIONS", 1)
     monkeypatch.setattr(store, "CHECK_SECONDS", -1.0)
     doctor.alone().one("store", "note", "too large to be checked")
 
