@@ -5,15 +5,18 @@
 The seed draws the world too: one to three processes, two to twelve events, tenants, other sources,
 an upstream or the feed, and a part of the kinds of faults (*swarm testing*, Groce and others,
 ISSTA 2012). A line a minute shows the progress. At the end it prints the sums, and each seed that
-failed with its violations; the exit status is then 1. ``--bug`` plants one of
+failed with its violations; the exit status is then 1. A world that ends with an exception, or that
+does not end, is a failed one too. ``--bug`` plants one of
 ``tests/planted_bugs.py``, and ends at the first seed that finds it.
 """
 
 import argparse
 import multiprocessing
 import random
+import signal
 import sys
 import time
+import traceback
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, nullcontext
@@ -32,6 +35,12 @@ KINDS = (*("plain",) * 5, *("tenants",) * 2, "sources", "upstream", "feed")
 
 #: Seconds between two lines of progress.
 PROGRESS_SECONDS = 60.0
+
+#: Seconds after which a world that has not ended is given up; most take less than one.
+WORLD_SECONDS = 300
+
+#: Chunks of seeds after which a process is replaced, so that nothing that one keeps can grow.
+CHUNKS_OF_A_PROCESS = 100
 
 
 class Outcome(msgspec.Struct):
@@ -100,13 +109,31 @@ def simulate(seed: int) -> Outcome:
     )
 
 
+def simulate_any(seed: int) -> Outcome:
+    """Run the world of a seed; an exception, or an end that does not come, is a violation."""
+    signal.signal(signal.SIGALRM, _give_up)
+    signal.alarm(WORLD_SECONDS)
+    try:
+        return simulate(seed)
+    except Exception:
+        error = traceback.format_exc(limit=-8)
+        return Outcome(seed, "failed", 0, 0, 0, (), 0.0, 0.0, (error,))
+    finally:
+        signal.alarm(0)
+
+
+def _give_up(_number: int, _frame: object) -> None:
+    raise TimeoutError(f"The world has not ended in {WORLD_SECONDS} s.")
+
+
 def outcomes(seeds: range, jobs: int) -> Iterator[Outcome]:
     """Yield the outcome of each seed, as they end."""
     if jobs == 1:
-        yield from map(simulate, seeds)
+        yield from map(simulate_any, seeds)
         return
-    with multiprocessing.get_context("fork").Pool(jobs) as pool:
-        yield from pool.imap_unordered(simulate, seeds, chunksize=20)
+    context = multiprocessing.get_context("fork")
+    with context.Pool(jobs, maxtasksperchild=CHUNKS_OF_A_PROCESS) as pool:
+        yield from pool.imap_unordered(simulate_any, seeds, chunksize=20)
 
 
 @attrs.define
