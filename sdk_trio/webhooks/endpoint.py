@@ -273,7 +273,13 @@ class Endpoint:
             and parking.is_suspended(handler, delivery, tenant)
         )
         paused = bool(runner.pauses.active) and runner.pauses.holds(delivery.type, delivery.signer)
-        if handler is not None and not (handler.enqueue or is_suspended or paused):
+        must_wait = is_suspended or paused
+        # If its handler has already run, only the outcome is recorded.
+        if (
+            handler is not None
+            and not handler.enqueue
+            and (not must_wait or runner.inline.has_outcome_of(delivery))
+        ):
             return await runner.inline.run(arrival, handler, tenant, expiry=expiry)
         # A redelivery, whose tenant was suspended or whose body has another type, may meet an
         # inline run of its key. The store would treat the claim of that run as a leftover.

@@ -234,6 +234,10 @@ class InlineRuns:
         """Return whether a run of the delivery's key is in flight."""
         return bool(self._in_flight) and delivery.key in self._in_flight
 
+    def has_outcome_of(self, delivery: NewDelivery) -> bool:
+        """Return whether the delivery's run has ended, and only its outcome is not recorded."""
+        return bool(self._unrecorded) and delivery.key in self._unrecorded
+
     async def join(self, delivery: NewDelivery) -> Answer:
         """Wait for the run in flight of the delivery's key, and return its answer."""
         return await self._join(self._in_flight[delivery.key], delivery)

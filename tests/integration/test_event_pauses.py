@@ -11,6 +11,7 @@ from support.serving import delivery_request, exchange, registry, signed
 from support.sources import settings_of
 from support.waiting import until
 
+from sdk_trio.errors import StoreUnavailableError
 from sdk_trio.records.deliveries import DeliveryState
 
 
@@ -67,6 +68,36 @@ async def test_paused_events_are_answered_200_and_run_after_the_resume(enqueue, 
         assert sorted(handled) == [(f"m{number}", 1) for number in range(5)]
         actions = [each["action"] for each in await admin.api("/actions")]
         assert actions[:2] == ["resume", "pause"]
+
+
+@pytest.mark.parametrize("backend", ["Memory", "Sqlite"])
+async def test_a_pause_does_not_run_an_event_again_whose_success_was_not_recorded(
+    backend, monkeypatch
+):
+    """Found by the simulator, seed 10005994: the disk was full when the inline run ended."""
+    runs = []
+
+    async def handler(event):
+        runs.append(event.webhook_id)
+
+    async def fail(*_arguments, **_keywords):
+        await trio.lowlevel.checkpoint()
+        raise StoreUnavailableError("disk full")
+
+    async with administered(registry(handler), Storage__Backend=backend) as admin:
+        store, sent = admin.app.store, delivery_request(signed(webhook_id="m1"))
+        with monkeypatch.context() as broken:
+            broken.setattr(store, "finish", fail)
+            assert (await exchange(admin.app, sent)).status == 503
+        assert (await post(admin, "pause", type="order.*")).status_code == 200
+
+        async def is_known():
+            return (await admin.metrics())["sdk_pauses"] == 1
+
+        await until(is_known)
+        assert (await exchange(admin.app, sent)).status == 200
+        record = await store.get("m1")
+        assert (record.state, runs) == (DeliveryState.DONE, ["m1"])
 
 
 async def test_impossible_pauses_and_resumes_are_refused():

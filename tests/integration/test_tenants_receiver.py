@@ -26,6 +26,7 @@ from sdk_trio import (
 )
 from sdk_trio.config import Secret, Settings
 from sdk_trio.config.options.tenants import MultiTenantOptions
+from sdk_trio.errors import StoreUnavailableError
 from sdk_trio.events import OrderPaidEvent, plain_envelope
 from sdk_trio.events.decoding import plain_outline
 from sdk_trio.records.deliveries import DeliveryState
@@ -335,6 +336,30 @@ async def test_a_redelivery_of_a_tenant_suspended_during_its_inline_run_waits_fo
             with trio.move_on_after(0.2):
                 await until(lambda: app.runtime.receiver.counters.values.get("parked"))
             end.set()
+
+
+async def test_an_event_whose_success_was_not_recorded_is_not_parked_for_its_suspended_tenant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_arguments: object, **_keywords: object) -> None:
+        await trio.lowlevel.checkpoint()
+        raise StoreUnavailableError("disk full")
+
+    seen = Seen()
+    async with app_with_two_tenants(tmp_path, seen.registry(run_when_suspended=False)) as (app, _):
+        deliver = partial(
+            app.deliver,
+            "order.paid",
+            {"customer": {"organization_id": "org_a"}},
+            webhook_id="m1",
+        )
+        with monkeypatch.context() as broken:
+            broken.setattr(app.runtime.receiver.store, "finish", fail)
+            assert (await deliver(settle=False)).status == 503
+        await tenants_of(app).suspend("tenant-a", reason="unpaid")
+        delivered = await deliver()
+    assert (delivered.status, delivered.state) == (200, DeliveryState.DONE)
+    assert seen.identifiers == ["tenant-a"]
 
 
 @pytest.mark.parametrize("suspended", [False, True])
