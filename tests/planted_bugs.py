@@ -58,6 +58,7 @@ from sdk_trio.webhooks import (
     queue,
     queued,
     recording,
+    unrecorded,
 )
 from sdk_trio.webhooks.recording import HeldLeases
 
@@ -378,7 +379,7 @@ def outcome_dropped_when_store_fails() -> Any:
 
 def inline_outcome_forgotten() -> Any:
     """An inline outcome that the store refuses is not remembered."""
-    return patch.object(inline.InlineRuns, "_remember", lambda *_: None)
+    return patch.object(unrecorded.UnrecordedRuns, "add", lambda *_: None)
 
 
 def slot_leaks() -> Any:

@@ -43,6 +43,12 @@ class Opener:
             left = left[written:]
             offset += written
 
+    def lock(self, descriptor: int) -> None:
+        """See :func:`lock_file`."""
+        import fcntl
+
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+
     def database(self, path: str, flags: int) -> "apsw.Connection":
         """See :func:`open_database`."""
         import apsw
@@ -133,6 +139,17 @@ def write_file(descriptor: int, content: bytes, offset: int) -> None:
         OSError: the disk failed, or is full.
     """
     _current.write(descriptor, content, offset)
+
+
+def lock_file(descriptor: int) -> None:
+    """Wait for the lock of a file (``flock``), until its descriptors are closed. Blocks.
+
+    Not available on Windows.
+
+    Raises:
+        OSError: the file system has no locks.
+    """
+    _current.lock(descriptor)
 
 
 def open_database(path: str | os.PathLike[str], *, flags: int) -> "apsw.Connection":

@@ -278,7 +278,7 @@ class Endpoint:
         if (
             handler is not None
             and not handler.enqueue
-            and (not must_wait or runner.inline.has_outcome_of(delivery))
+            and (not must_wait or delivery.key in runner.inline.unrecorded)
         ):
             return await runner.inline.run(arrival, handler, tenant, expiry=expiry)
         # A redelivery, whose tenant was suspended or whose body has another type, may meet an

@@ -4,13 +4,13 @@ One run of a key is in flight at a time, and duplicates join it. The table of th
 protects a claim under this process's own lease (docs/adr/0003-lease-tokens.md).
 """
 
-from collections import OrderedDict
 from collections.abc import Iterator
 from math import inf
 from typing import TYPE_CHECKING
 
 import msgspec
 import trio
+from msgspec.structs import replace
 
 from ..base.cells import Cells
 from ..base.http import Expiry
@@ -28,15 +28,12 @@ from .invocation import Invocations
 from .outcomes import Failure, after_inline_failure
 from .recording import BUSY, DONE, OutcomeRecorder
 from .rejections import LINES, SECONDS
+from .unrecorded import EndedRun, UnrecordedRuns
 
 if TYPE_CHECKING:
     from ..records.tenants import Tenant
 
 _log = get_logger("webhooks")
-
-#: The most unrecorded outcomes in memory. There are few: each belongs to a request that was being
-#: answered when the store failed.
-MOST_UNRECORDED = 1000
 
 
 class InFlight(msgspec.Struct):
@@ -46,19 +43,6 @@ class InFlight(msgspec.Struct):
     lease: Lease | None = None  # once it is claimed
     ended: trio.Event | None = None  # made by the first delivery that waits; most runs have none
     answer: Answer | None = None
-
-
-class Unrecorded(msgspec.Struct, frozen=True):
-    """The outcome of a finished run that the store did not confirm, and the run's duration in
-    seconds.
-
-    ``earlier_attempts`` is that of the event. A replay changes it, and the outcome is then
-    obsolete.
-    """
-
-    outcome: Done | Dead
-    seconds: float
-    earlier_attempts: int
 
 
 class _ThreadedRun(msgspec.Struct):
@@ -90,7 +74,8 @@ class InlineRuns:
         self._counters = counters
         self._throttle = Throttle(lines=LINES, seconds=SECONDS)
         self._in_flight: dict[str, InFlight] = {}
-        self._unrecorded: OrderedDict[str, Unrecorded] = OrderedDict()
+        #: The runs whose outcomes could not be recorded.
+        self.unrecorded: UnrecordedRuns = UnrecordedRuns(recorder)
         #: Tasks of plain functions, which may outlast their requests; None while the queue is not
         #: running: such runs are refused.
         self.tasks: Cells | None = None
@@ -100,8 +85,9 @@ class InlineRuns:
 
     @property
     def leases(self) -> Iterator[Lease]:
-        """Return the leases of the runs in flight."""
-        return (run.lease for run in self._in_flight.values() if run.lease is not None)
+        """Return the leases of the runs in flight, and of those that are not recorded."""
+        yield from (run.lease for run in self._in_flight.values() if run.lease is not None)
+        yield from self.unrecorded.leases
 
     async def run(
         self,
@@ -174,11 +160,14 @@ class InlineRuns:
                 attempt += admitted.attempts
             outcome: Done | Dead | Retry = DONE
             failure = None
-            finished = self._unrecorded.pop(key, None) if self._unrecorded else None
-            if finished is not None and finished.earlier_attempts == arrival.earlier_attempts:
+            ended_before = self.unrecorded.take(key)
+            if (
+                ended_before is not None
+                and ended_before.earlier_attempts == arrival.earlier_attempts
+            ):
                 # The handler has run, but its outcome could not be recorded: record it now.
-                outcome, seconds = finished.outcome, finished.seconds
-                await self._record(lease, arrival, outcome, seconds)
+                outcome, seconds = ended_before.outcome, ended_before.seconds
+                await self._record(lease, arrival, handler, attempt, outcome, seconds)
             else:
                 ended = await self._invocations.run(
                     arrival,
@@ -198,7 +187,7 @@ class InlineRuns:
                         max_attempts=handler.policy.max_attempts or self._max_attempts,
                     )
                 if not ended.is_concluded:
-                    await self._record(lease, arrival, outcome, seconds)
+                    await self._record(lease, arrival, handler, attempt, outcome, seconds)
             self._recorder.report(delivery, attempt, outcome, handler, seconds, delivery.address)
             in_flight.answer = answers.OK
             if failure is not None and type(outcome) is Retry:
@@ -210,33 +199,31 @@ class InlineRuns:
                 in_flight.ended.set()
 
     async def _record(
-        self, lease: Lease, arrival: VerifiedDelivery, outcome: Done | Dead | Retry, seconds: float
+        self,
+        lease: Lease,
+        arrival: VerifiedDelivery,
+        handler: BoundHandler,
+        attempt: int,
+        outcome: Done | Dead | Retry,
+        seconds: float,
     ) -> None:
-        """Record an outcome; remember it if the store does not confirm it."""
+        """Record an outcome; keep a final one in memory if the store does not confirm it."""
         try:
             if not await self._recorder.record(lease, outcome):
                 self._recorder.report_lost([lease.key])
         except BaseException:
-            self._remember(lease.key, outcome, seconds, arrival.earlier_attempts)
+            # After a failure that is not final, the redelivery runs the handler again.
+            if not isinstance(outcome, Retry):
+                delivery = replace(arrival.delivery, raw=b"")
+                ended = EndedRun(
+                    lease, delivery, attempt, handler, outcome, seconds, arrival.earlier_attempts
+                )
+                self.unrecorded.add(lease.key, ended)
             raise
-
-    def _remember(
-        self, key: str, outcome: Done | Dead | Retry, seconds: float, earlier_attempts: int
-    ) -> None:
-        """Keep a final outcome, so that the redelivery does not run the handler again."""
-        if isinstance(outcome, Retry):
-            return  # the redelivery runs it again
-        self._unrecorded[key] = Unrecorded(outcome, seconds, earlier_attempts)
-        if len(self._unrecorded) > MOST_UNRECORDED:
-            self._unrecorded.popitem(last=False)
 
     def runs_key_of(self, delivery: NewDelivery) -> bool:
         """Return whether a run of the delivery's key is in flight."""
         return bool(self._in_flight) and delivery.key in self._in_flight
-
-    def has_outcome_of(self, delivery: NewDelivery) -> bool:
-        """Return whether the delivery's run has ended, and only its outcome is not recorded."""
-        return bool(self._unrecorded) and delivery.key in self._unrecorded
 
     async def join(self, delivery: NewDelivery) -> Answer:
         """Wait for the run in flight of the delivery's key, and return its answer."""

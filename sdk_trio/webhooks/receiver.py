@@ -514,6 +514,7 @@ class WebhookReceiver:
                 # Two scopes, so that inline runs that do not end cannot use up the report's time.
                 with trio.move_on_after(CLEANUP_SECONDS, shield=True):
                     await running.runner.inline.wait_until_ended()
+                    await running.runner.record_rest()
                 with trio.move_on_after(CLEANUP_SECONDS, shield=True):
                     await self._write_report(inbox, running)
                 self._drained.set()

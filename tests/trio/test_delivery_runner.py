@@ -369,6 +369,29 @@ async def test_a_finished_handler_is_not_run_again_because_the_store_failed_at_i
     assert bench.counters.values["handled"] == 1
 
 
+async def test_an_outcome_is_recorded_as_soon_as_the_store_answers(autojump_clock):
+    """Found by the simulator, seed 10015019: another process got the redelivery."""
+    runs = []
+
+    async def handler(event):
+        runs.append(event.webhook_id)
+
+    inbox = FailingInbox(memory_inbox())
+    bench = Bench.of(registry(handler), inbox)
+    with pytest.raises(StoreUnavailableError):
+        await deliver(bench)
+    with pytest.raises(StoreUnavailableError):
+        await bench.runner.renew()
+    assert await state_of(bench, "a") is DeliveryState.RUNNING
+    inbox.works = True
+    await bench.runner.renew()
+    assert await state_of(bench, "a") is DeliveryState.DONE
+    assert bench.counters.values["handled"] == 1
+    assert (await deliver(bench)).status == 200
+    assert runs == ["a"]
+    assert bench.counters.values["handled"] == 1
+
+
 async def test_the_last_failure_is_a_dead_letter_although_the_store_failed_at_first(autojump_clock):
     runs = []
 
@@ -437,7 +460,7 @@ async def test_outcomes_in_memory_are_bounded_and_the_oldest_goes_first(
     async def handler(event):
         runs.append(event.webhook_id)
 
-    monkeypatch.setattr("sdk_trio.webhooks.inline.MOST_UNRECORDED", 2)
+    monkeypatch.setattr("sdk_trio.webhooks.unrecorded.MOST_UNRECORDED", 2)
     inbox = FailingInbox(memory_inbox())
     bench = Bench.of(registry(handler), inbox)
     for webhook_id in "abc":

@@ -25,7 +25,7 @@ except ImportError:  # Windows, where a single process receives
 from ...base import clock
 from ...base.file_locks import lock_holder
 from ...base.logs import get_logger
-from ...base.opener import open_file
+from ...base.opener import lock_file, open_file
 from ...errors import StoreLostError, StoreUnavailableError
 from ..sql.dialect import SqlTransaction, Version
 from . import ReadAgainError
@@ -145,7 +145,7 @@ class SqliteEngine:
         could join the batch meanwhile.
         """
         if self._write_lock is not None and not self._has_write_lock:
-            fcntl.flock(self._write_lock, fcntl.LOCK_EX)
+            lock_file(self._write_lock)
             self._has_write_lock = True
             try:
                 self._log_proven &= os.pread(self._write_lock, 1, 0) != UNPROVEN

@@ -113,9 +113,6 @@ class Auditor:
         self._begun = 0
         #: The start and end of each fault, in seconds.
         self._disturbances: list[tuple[float, float]] = []
-        #: Returns whether a host has an outcome of an event in memory that the store has not
-        #: recorded.
-        self.remembers: Callable[[str, str], bool] = lambda _machine, _key: False
         #: Returns the events whose success a host has reported, and not committed yet.
         self.uncommitted: Callable[[str], Collection[str]] = lambda _machine: ()
         #: The number of workers of all processes.
@@ -250,14 +247,11 @@ class Auditor:
         if self._faulty_until + AFTERMATH_SECONDS < self._now():
             self.find("failed", f"a process has ended: {error}")
 
-    def _may_repeat(self, run: HandlerRun, machine: str) -> bool:
-        """Return whether another run may begin on ``machine`` after one that has succeeded.
+    def _may_repeat(self, run: HandlerRun) -> bool:
+        """Return whether another run may begin after one that has succeeded.
 
         The outcome of that run was not reported as recorded, and only its own host could record it.
         """
-        if run.machine != machine and self.remembers(run.machine, run.key):
-            # Only its own process remembers an inline outcome that the store has not recorded.
-            return True
         return any(run.machine in hosts for hosts in (self._down, self._stalled, self._gave_up))
 
     def begin(
@@ -312,7 +306,7 @@ class Auditor:
                 continue
             if earlier.ended is None:
                 self.find("two_runs", f"{key} runs twice at once, since {earlier.begun:.3f}")
-            elif earlier.result == "done" and not self._may_repeat(earlier, machine):
+            elif earlier.result == "done" and not self._may_repeat(earlier):
                 self.find(
                     "ran_again",
                     f"{key} runs again, although it had succeeded at {earlier.ended:.3f} and "

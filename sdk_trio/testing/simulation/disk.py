@@ -27,6 +27,10 @@ class HostDownError(BaseException):
     """The host of this call has crashed. No code of the product catches it."""
 
 
+class LockHeldError(BaseException):
+    """Another host holds the lock that this call waits for. No code of the product catches it."""
+
+
 class _File(msgspec.Struct):
     """The older state of the platter: the replaced blocks, and the size at the last sync."""
 

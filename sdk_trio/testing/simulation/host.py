@@ -390,12 +390,6 @@ def held_in_memory(runtime: Runtime) -> list[str]:
     return [] if running is None else [lease.key for lease in running.runner.leases]
 
 
-def remembers_outcome(runtime: Runtime, key: str) -> bool:
-    """Return whether a runtime has an inline outcome in memory that the store has not recorded."""
-    running = runtime.receiver._running
-    return running is not None and key in running.runner.inline._unrecorded
-
-
 def uncommitted_ends(runtime: Runtime) -> set[str]:
     """Return the keys of the successes that a runtime has reported, and not committed yet."""
     running = runtime.receiver._running

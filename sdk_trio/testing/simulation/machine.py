@@ -17,7 +17,7 @@ import filelock
 import trio
 
 from ...base import opener
-from .disk import Disk, HostDownError
+from .disk import Disk, HostDownError, LockHeldError
 
 
 class Machine:
@@ -155,6 +155,13 @@ class SimulatedOpener(opener.Opener):
                 lambda size, start: os.pread(descriptor, size, start),
             )
         super().write(descriptor, content, offset)
+
+    def lock(self, descriptor: int) -> None:
+        """See :func:`sdk_trio.base.opener.lock_file`; it does not wait, the executor does."""
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise LockHeldError from error
 
     def database(self, path: str, flags: int) -> apsw.Connection:
         """See :func:`sdk_trio.base.opener.open_database`."""

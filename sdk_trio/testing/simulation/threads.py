@@ -20,9 +20,12 @@ import trio
 
 from ...base import executor
 from ...base.executor import Deliver, Executor, Worker
-from .disk import HostDownError
+from .disk import HostDownError, LockHeldError
 from .machine import Machine
 from .scheduler import loop_of_this_task
+
+#: The seconds after which a job looks again for the lock of a file.
+LOCK_SECONDS = 0.001
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -137,13 +140,23 @@ class InlineExecutor(Executor):
     async def perform(
         self, job: Callable[[], T], within: float | None = None
     ) -> "outcome.Outcome[T]":
-        """Run ``job``; if the host crashes in the middle, the job does not continue."""
-        result = outcome.capture(job) if within is None else await self._run_in_steps(job, within)
-        machine = self._machine()
-        if machine is not None and machine.down:
-            await machine.discarded.wait()
-            return outcome.Error(HostDownError(machine.name))
-        return result
+        """Run ``job``; if the host crashes in the middle, the job does not continue.
+
+        A job that finds the lock of a file held begins again until it gets the lock.
+        """
+        while True:
+            result: outcome.Outcome[T]
+            if within is None:
+                result = outcome.capture(job)
+            else:
+                result = await self._run_in_steps(job, within)
+            machine = self._machine()
+            if machine is not None and machine.down:
+                await machine.discarded.wait()
+                return outcome.Error(HostDownError(machine.name))
+            if not (isinstance(result, outcome.Error) and isinstance(result.error, LockHeldError)):
+                return result
+            await trio.sleep(LOCK_SECONDS)
 
     async def _run_in_steps(self, job: Callable[[], T], within: float) -> "outcome.Outcome[T]":
         pausing = _PausingJob(job)

@@ -29,7 +29,6 @@ from .host import (
     Host,
     held_in_memory,
     records_of,
-    remembers_outcome,
     secret_of,
     uncommitted_ends,
 )
@@ -241,7 +240,6 @@ class Simulation:
         names = ["host"] if count == 1 else [f"host{place + 1}" for place in range(count)]
         self.members: list[Host] = [Host(self, name, place) for place, name in enumerate(names, 1)]
         self.path = _PATH
-        self.auditor.remembers = self._remembers
         self.auditor.uncommitted = self._uncommitted
         self._operator = Operator(self._runtimes, self.auditor)
         self._feed = FeedClient(self.plan.seed, self.members[0], self.auditor, self.record)
@@ -324,19 +322,34 @@ class Simulation:
             Whether the ended process may have left runs behind.
         """
         self._orphans[dead] = successor
-        for member in self.members if len(self.members) > 1 else ():
+        held = await self._take_over_orphans() if len(self.members) > 1 else {}
+        if held is None:
+            self.nursery.start_soon(self._take_over_at_start)
+            return True
+        return held.get(dead, 1) > 0
+
+    async def _take_over_orphans(self) -> dict[str, int] | None:
+        """Release the leases of ended processes; count them by process. None: nobody serves."""
+        await trio.lowlevel.checkpoint()
+        for member in self.members:
             runtime = member.runtime
             if runtime is not None and member.serves:
+                held = {}
                 for owner, successor in list(self._orphans.items()):
                     try:
-                        held = await runtime.receiver.take_over(owner, successor)
-                    except SdkError:
-                        return True
+                        held[owner] = await runtime.receiver.take_over(owner, successor)
+                    except SdkError:  # the leases expire
+                        break
                     self._orphans.pop(owner, None)
-                    if owner == dead:
-                        return held > 0
-        await trio.lowlevel.checkpoint()
-        return True
+                return held
+        return None
+
+    async def _take_over_at_start(self) -> None:
+        """Release the leases of ended processes when one serves again, as a start does."""
+        while not all(member.stopped for member in self.members):
+            await trio.sleep(1)
+            if await self._take_over_orphans() is not None:
+                return
 
     async def _happen(self, fault: Fault) -> None:
         self.record("fault", what=str(fault))
@@ -448,10 +461,6 @@ class Simulation:
             if member.machine is not None and member.machine.name == machine:
                 return member.runtime
         return None
-
-    def _remembers(self, machine: str, key: str) -> bool:
-        runtime = self._runtime_of(machine)
-        return runtime is not None and remembers_outcome(runtime, key)
 
     def _uncommitted(self, machine: str) -> set[str]:
         runtime = self._runtime_of(machine)
