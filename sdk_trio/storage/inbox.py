@@ -144,8 +144,8 @@ class SqlInbox(SqlPart, ABC):
         arriving = Arriving(delivery, token)
         return self._admit(arriving, self._commits.gather(self._accepting, delivery.key, arriving))
 
-    async def claim(self, delivery: NewDelivery) -> Admitted:
-        arriving = Arriving(delivery, new_token())
+    async def claim(self, delivery: NewDelivery, *, take_expired: bool = True) -> Admitted:
+        arriving = Arriving(delivery, new_token(), take_expired=take_expired)
         answer = self._commits.gather(self._claiming, delivery.key, arriving, durable=False)
         return await self._admit(arriving, answer)
 

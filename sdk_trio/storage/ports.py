@@ -112,7 +112,7 @@ class Inbox(Protocol):
         """
         ...
 
-    async def claim(self, delivery: NewDelivery) -> Admitted:
+    async def claim(self, delivery: NewDelivery, *, take_expired: bool = True) -> Admitted:
         """Claim ``delivery`` for an inline run: ``NEW`` means that it is ``running`` and ours.
 
         The attempt counts as started. ``RUNNING`` if another owner runs it inline under a live
@@ -121,6 +121,8 @@ class Inbox(Protocol):
         process ended in one of its runs: that is ``DONE``. Attempts are not reset. A queued one
         stays ``QUEUED``, whatever its lease. A parked one becomes ``received`` for our own workers,
         and is ``QUEUED``: its sender was answered 200 and need not deliver it again.
+
+        ``take_expired``: as for :meth:`claim_due`.
         """
         ...
 
@@ -224,9 +226,9 @@ class Inbox(Protocol):
         queued one whose lease (of another owner) has expired. An *ordered* delivery is due only if
         no earlier unfinished ordered delivery of the same tenant has the same subject.
 
-        Without ``take_expired``, expired leases are not taken over: the caller's clock was set a
-        moment ago, so leases of others may only seem expired. A store with a clock of its own
-        ignores this: by its clock they have expired.
+        Without ``take_expired``, expired leases are not taken over: the caller's clock was set, or
+        its process has started, a moment ago, so leases of others may only seem expired. A store
+        with a clock of its own ignores this: by its clock they have expired.
 
         With ``limits``, paused deliveries stay in the store, and those of a group are leased only
         as its limits allow: no more of them than ``concurrency`` have a live lease of any owner,

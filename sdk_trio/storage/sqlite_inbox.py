@@ -164,7 +164,7 @@ class SqliteInbox(SqlInbox):
         arriving = Arriving(delivery, token, new_in)
         return self._admit(arriving, self._commits.gather(self._accepting, delivery.key, arriving))
 
-    async def claim(self, delivery: NewDelivery) -> Admitted:
+    async def claim(self, delivery: NewDelivery, *, take_expired: bool = True) -> Admitted:
         key, unawaited = delivery.key, self._unawaited
         unawaited.keys.add(key)
         if key in unawaited.leases:  # its run has ended without `finish`
@@ -174,7 +174,7 @@ class SqliteInbox(SqlInbox):
             return await self._admit_interrupted(run, admission.claim_all, arriving)
         # Not synced: no sender is answered because of a claim, so after a power cut the sender
         # delivers again.
-        admitted = await super().claim(delivery)
+        admitted = await super().claim(delivery, take_expired=take_expired)
         # If a different body was stored as evidence, its sender is answered at once, without a run
         # whose end would sync.
         if not admitted.same_body and admitted.admission is not Admission.NEW:

@@ -11,6 +11,7 @@ import trio
 
 from ..base.logs import get_logger
 from ..errors import StoreUnavailableError
+from ..storage.open import LEASE_SECONDS
 from ..storage.ports import Inbox
 
 _log = get_logger("webhooks")
@@ -33,42 +34,51 @@ class ClockWatch:
         inbox: the open store.
         clock: returns Unix seconds.
         renew: renews the leases of this process.
-        wake: makes the queue fetch events that are due by the new time.
     """
 
     def __init__(
-        self,
-        inbox: Inbox,
-        *,
-        clock: Callable[[], float],
-        renew: Callable[[], Awaitable[object]],
-        wake: Callable[[], None],
+        self, inbox: Inbox, *, clock: Callable[[], float], renew: Callable[[], Awaitable[object]]
     ) -> None:
         self._inbox = inbox
         self._clock = clock
         self._renew = renew
-        self._wake = wake
         # Seconds by which the wall clock is ahead of the monotonic clock; None before the start.
         self._offset: float | None = None
-        self._stepped_at = -inf
+        self._set_at = -inf
         self._is_corrected = True
         self._logged_difference = 0.0
 
     def check(self) -> float:
-        """Compare the clocks; return the seconds since the wall clock was set, inf if never."""
+        """Compare the clocks; return the seconds since the wall clock was set.
+
+        The first call counts as such a time: the clock may have been set just before.
+        """
         offset = self._clock() - trio.current_time()
         if self._offset is None:
             self._offset = offset
+            self._set_at = trio.current_time()
         step = offset - self._offset
         if abs(step) >= STEP_SECONDS:
             self._offset = offset
-            self._stepped_at = trio.current_time()
+            self._set_at = trio.current_time()
             self._is_corrected = False
             _log.warning("runtime.clock_stepped", seconds=round(step, 3))
-        return trio.current_time() - self._stepped_at
+        return trio.current_time() - self._set_at
 
-    async def run(self) -> None:
-        """Compare the clocks until cancelled, and correct the store after a step."""
+    @property
+    def may_take_expired(self) -> bool:
+        """Whether expired leases of other processes may be taken over.
+
+        For a while after a step of the clock, they may only look expired: these processes may not
+        have noticed the step yet.
+        """
+        return self.check() >= LEASE_SECONDS
+
+    async def run(self, wake: Callable[[], None]) -> None:
+        """Compare the clocks until cancelled, and correct the store after a step.
+
+        ``wake`` makes the queue fetch events that are due by the new time.
+        """
         self.check()
         compare_at = trio.current_time()
         while True:
@@ -78,9 +88,9 @@ class ClockWatch:
                 compare_at = trio.current_time() + COMPARE_SECONDS
             self.check()
             if not self._is_corrected:
-                await self._correct()
+                await self._correct(wake)
 
-    async def _correct(self) -> None:
+    async def _correct(self, wake: Callable[[], None]) -> None:
         self._is_corrected = True
         try:
             # Leases first: by the new time, ours may look expired, or as if they never ended.
@@ -91,7 +101,7 @@ class ClockWatch:
             _log.store_unavailable(error)
             await trio.lowlevel.checkpoint()
         else:
-            self._wake()
+            wake()
 
     async def _compare_with_store(self) -> None:
         """Log when this host's clock begins or ceases to differ from the store's."""

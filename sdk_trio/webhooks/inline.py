@@ -23,6 +23,7 @@ from . import answers
 from .answers import Answer
 from .arrival import VerifiedDelivery, resumed
 from .bound import BoundHandler
+from .clock_watch import ClockWatch
 from .counters import Counters
 from .invocation import Invocations
 from .outcomes import Failure, after_inline_failure
@@ -64,6 +65,7 @@ class InlineRuns:
         invocations: Invocations,
         recorder: OutcomeRecorder,
         counters: Counters,
+        clock_watch: ClockWatch,
     ) -> None:
         options = settings.webhooks
         self._seconds = options.inline_timeout_seconds
@@ -72,6 +74,7 @@ class InlineRuns:
         self._invocations = invocations
         self._recorder = recorder
         self._counters = counters
+        self._clock_watch = clock_watch
         self._throttle = Throttle(lines=LINES, seconds=SECONDS)
         self._in_flight: dict[str, InFlight] = {}
         #: The runs whose outcomes could not be recorded.
@@ -148,7 +151,8 @@ class InlineRuns:
             # The claim of a new key is not awaited; most handlers have ended before it is written.
             lease = in_flight.lease = self._inbox.claim_unawaited(delivery)
             if lease is None:
-                admitted = await self._inbox.claim(delivery)
+                take_expired = self._clock_watch.may_take_expired
+                admitted = await self._inbox.claim(delivery, take_expired=take_expired)
                 lease = in_flight.lease = admitted.lease
                 if lease is None:
                     in_flight.answer = self._recorder.answer_known(delivery, admitted)

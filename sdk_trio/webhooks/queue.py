@@ -29,7 +29,6 @@ from . import answers
 from .answers import Answer
 from .arrival import VerifiedDelivery, resumed
 from .claiming import Claimer
-from .clock_watch import ClockWatch
 from .counters import Counters
 from .invocation import Run
 from .quarantine import Quarantine
@@ -142,7 +141,6 @@ class WorkerPool:
             wake=self.wake,
         )
         runner.pauses.on_change = self.wake
-        self._clock_watch = ClockWatch(inbox, clock=clock, renew=self._renew, wake=self.wake)
         self._sharing = Sharing(inbox, self, clock=clock) if is_shared(settings) else None
         self._run_watch = RunWatch(
             runner.invocations,
@@ -271,7 +269,7 @@ class WorkerPool:
         with self._receive, self._send:
             async with trio.open_nursery() as background:
                 background.start_soon(self._keep_leases)
-                background.start_soon(self._clock_watch.run)
+                background.start_soon(self._runner.clock_watch.run, self.wake)
                 background.start_soon(self._run_watch.run)
                 if self._sharing is not None:
                     background.start_soon(self._sharing.run)
@@ -421,9 +419,7 @@ class WorkerPool:
         return len(waiting)
 
     async def _fetch(self, workers: trio.Nursery) -> None:
-        # For a while after a step of the clock, leases of other processes only look expired: these
-        # processes may not have noticed the step yet.
-        take_expired = self._clock_watch.check() >= LEASE_SECONDS
+        take_expired = self._runner.clock_watch.may_take_expired
         free_workers = self._free_workers
         claimable = self._claimable
         # Not before half of what was leased in advance has begun: few claims of many events.

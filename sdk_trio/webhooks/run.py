@@ -15,6 +15,7 @@ from ..errors import StoreUnavailableError
 from ..records.deliveries import Renewed
 from ..storage.ports import Inbox
 from .bound import BoundHandlers
+from .clock_watch import ClockWatch
 from .counters import Counters
 from .effects import Conclusions
 from .inline import InlineRuns
@@ -81,8 +82,9 @@ class DeliveryRunner:
         )
         self.parking: Parking = Parking(inbox, self.recorder, tenancy)
         self.pauses: Pauses = Pauses(inbox, handlers, clock=clock)
+        self.clock_watch: ClockWatch = ClockWatch(inbox, clock=clock, renew=self.renew)
         self.inline: InlineRuns = InlineRuns(
-            settings, inbox, self.invocations, self.recorder, counters
+            settings, inbox, self.invocations, self.recorder, counters, self.clock_watch
         )
         self.queued: QueuedRuns = QueuedRuns(
             settings,

@@ -129,6 +129,18 @@ def test_worlds_that_their_seeds_have_drawn_are_clean(first):
     assert len(sums.kinds) > 4
 
 
+#: Seeds of drawn worlds that have found a defect (docs/explanation/proof.md).
+FOUND = (
+    1000761, 1001151, 3000090, 10005994, 10014670, 10015019, 10016146, 10017896, 10017915,
+    20000411,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", FOUND)
+def test_a_world_that_has_found_a_defect_is_clean(seed):
+    assert seeds.simulate_any(seed).violations == ()
+
+
 def test_several_processes_share_the_seeds_and_find_the_same():
     world = World(faults=(), events=4)
     seen = []

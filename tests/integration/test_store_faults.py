@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import apsw
+import msgspec
 import pytest
 import trio
 import trio.testing
@@ -611,4 +612,18 @@ async def test_a_poll_that_waited_or_may_not_take_over_claims_no_expired_lease(
     monkeypatch.undo()
     (record,) = (await inbox.claim_due(limit=9, now=4600.0)).records
     assert record.webhook_id == "m1"
+    await other.close()
+
+
+@pytest.mark.parametrize("step", [-3600.0, 3600.0])
+async def test_a_claim_that_may_not_take_over_finds_an_inline_run_in_progress(
+    file: Path, inbox: SqliteInbox, step: float
+) -> None:
+    other = await SqliteInbox.open(
+        file, LeaseTerms(owner="other", lease_seconds=10, dedup_seconds=100, payload_seconds=40)
+    )
+    await other.claim(msgspec.structs.replace(delivery("m1"), received_at=5000.0))
+    again = msgspec.structs.replace(delivery("m1"), received_at=5000.0 + step)
+    assert (await inbox.claim(again, take_expired=False)).admission is Admission.RUNNING
+    assert (await inbox.claim(again)).admission is Admission.NEW
     await other.close()

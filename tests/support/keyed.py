@@ -50,8 +50,8 @@ class ByKey:
     async def accept(self, delivery: NewDelivery, *, leased: bool) -> Admitted:
         return self._remember(await self.raw.accept(delivery, leased=leased))
 
-    async def claim(self, delivery: NewDelivery) -> Admitted:
-        return self._remember(await self.raw.claim(delivery))
+    async def claim(self, delivery: NewDelivery, *, take_expired: bool = True) -> Admitted:
+        return self._remember(await self.raw.claim(delivery, take_expired=take_expired))
 
     def claim_unawaited(self, delivery: NewDelivery) -> Any:
         lease = self.raw.claim_unawaited(delivery)

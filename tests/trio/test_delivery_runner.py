@@ -11,6 +11,7 @@ from support.serving import registry
 from sdk_trio.errors import HandlerAbortedError, RetryLater, StoreUnavailableError
 from sdk_trio.events import OrderPaidEvent
 from sdk_trio.records.deliveries import Dead, DeliveryState
+from sdk_trio.storage.open import LEASE_SECONDS
 from sdk_trio.webhooks.recording import HeldLease
 from sdk_trio.webhooks.registry import WebhookHandlerBase
 
@@ -390,6 +391,26 @@ async def test_an_outcome_is_recorded_as_soon_as_the_store_answers(autojump_cloc
     assert (await deliver(bench)).status == 200
     assert runs == ["a"]
     assert bench.counters.values["handled"] == 1
+
+
+async def test_expired_leases_count_only_if_the_clock_was_not_set_lately(autojump_clock):
+    """A start counts as well: found by the simulator, seed 20000411."""
+    steps = [0.0]
+
+    async def handler(event):
+        pass
+
+    bench = Bench.of(registry(handler), clock=lambda: trio.current_time() + sum(steps))
+    watch = bench.runner.clock_watch
+    found = []
+    for _ in range(2):
+        found.append(watch.may_take_expired)
+        await trio.sleep(LEASE_SECONDS - 1)
+        found.append(watch.may_take_expired)
+        await trio.sleep(1)
+        found.append(watch.may_take_expired)
+        steps.append(-3600.0)
+    assert found == [False, False, True] * 2
 
 
 async def test_the_last_failure_is_a_dead_letter_although_the_store_failed_at_first(autojump_clock):

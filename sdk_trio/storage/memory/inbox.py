@@ -184,7 +184,7 @@ class MemoryInbox:
         leased = leased and not delivery.ordered
         return self._admit(delivery, ACCEPTING, DeliveryState.RECEIVED, leased)
 
-    async def claim(self, delivery: NewDelivery) -> Admitted:
+    async def claim(self, delivery: NewDelivery, *, take_expired: bool = True) -> Admitted:
         # Not a whole checkpoint: the request around this run has one already.
         await trio.lowlevel.checkpoint_if_cancelled()
         self._require_open()

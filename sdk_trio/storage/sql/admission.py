@@ -88,12 +88,13 @@ class Arriving(msgspec.Struct, frozen=True, gc=False):
     """A delivery to be kept; ``token`` is that of its lease, None if it is not leased.
 
     ``new_in``: in this version of the store surely no row has its key, so that the key need not be
-    looked up; None: it may be known.
+    looked up; None: it may be known. ``take_expired``: as for :meth:`Inbox.claim_due`.
     """
 
     delivery: NewDelivery
     token: int | None
     new_in: Version | None = None
+    take_expired: bool = True
 
 
 #: The answer, and the sequence of the delivery: with the token that it came with, its lease. None:
@@ -291,9 +292,9 @@ class _Stored(NamedTuple):
     ordered: bool
 
 
-def _read_stored(terms: LeaseTerms, row: Sequence[Any]) -> _Stored:
+def _read_stored(terms: LeaseTerms, row: Sequence[Any], *, take_expired: bool) -> _Stored:
     state, queued, attempts, finished_at, until, ends, *others, clock = row
-    live_until = terms.live(until, now=clock)
+    live_until = terms.live(until, now=clock) if take_expired else until
     known = Known(DeliveryState(state), bool(queued), attempts, finished_at, live_until, ends)
     return _Stored(known, *others)
 
@@ -324,7 +325,8 @@ def _admit_known(
             if added is not None:
                 return NEW, added
             continue
-        stored = _read_stored(terms, row)
+        take_expired = tx.dialect.server_clock or arriving.take_expired
+        stored = _read_stored(terms, row, take_expired=take_expired)
         rule = rules[existing_state(stored.known, now=now, dedup_seconds=terms.dedup_seconds)]
         if rule.change is not Change.NOTHING and sequence != locked:
             tx.one(_LOCK_ARRIVAL, sequence=sequence)
