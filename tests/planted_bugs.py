@@ -77,6 +77,15 @@ TENANTS = World(faults=(), events=16, tenants=2)
 FAILING = World(faults=(), tenants=2, dead_is_failure=False)
 SUSPENSIONS = World(faults=("suspend",), most_faults=8, events=30, tenants=2)
 FEED = World(faults=("deploy",), events=30, troubles=False, feed=True)
+TWO_FULL = World(faults=("full", "sync"), events=16, processes=2)
+PAUSED_FULL = World(faults=("full", "pause"), most_faults=8, events=30, hours=0.01, troubles=False)
+TWO_CLOCKS = World(
+    faults=("clock", "deploy"),
+    most_faults=8,
+    events=30,
+    processes=2,
+    settings={"Webhooks:ToleranceSeconds": 7200},
+)
 ONE_WORKER = World(faults=(), events=16, settings={"Webhooks:Queue:Workers": 1})
 
 
@@ -380,6 +389,33 @@ def outcome_dropped_when_store_fails() -> Any:
 def inline_outcome_forgotten() -> Any:
     """An inline outcome that the store refuses is not remembered."""
     return patch.object(unrecorded.UnrecordedRuns, "add", lambda *_: None)
+
+
+def inline_outcome_left_to_redelivery() -> Any:
+    """An inline outcome that the store refuses is recorded by a redelivery to its process only."""
+    return _several(
+        patch.object(unrecorded.UnrecordedRuns, "record_all", _none),
+        patch.object(unrecorded.UnrecordedRuns, "leases", ()),
+    )
+
+
+def ended_run_paused() -> Any:
+    """A pause holds an event whose handler has run, and whose outcome is not recorded."""
+    return patch.object(unrecorded.UnrecordedRuns, "__contains__", lambda *_: False)
+
+
+def start_trusts_leases() -> Any:
+    """A process that starts after the clock was set takes over the leases of the others."""
+    check = clock_watch.ClockWatch.check
+
+    def without_start(self: Any) -> float:
+        is_first = self._offset is None
+        found = check(self)
+        if is_first:
+            self._set_at = -math.inf
+        return math.inf if is_first else found
+
+    return patch.object(clock_watch.ClockWatch, "check", without_start)
 
 
 def slot_leaks() -> Any:
@@ -782,6 +818,9 @@ BUGS = (
     Bug(expired_never_claimed, CRASHES),
     Bug(outcome_dropped_when_store_fails, FULL),
     Bug(inline_outcome_forgotten, FULL),
+    Bug(inline_outcome_left_to_redelivery, TWO_FULL),
+    Bug(ended_run_paused, PAUSED_FULL),
+    Bug(start_trusts_leases, TWO_CLOCKS),
     Bug(slot_leaks, CALM),
     Bug(leases_pile_up, CALM),
     Bug(duplicates_not_joined, CALM),

@@ -392,8 +392,8 @@ def held_in_memory(runtime: Runtime) -> list[str]:
 
 def uncommitted_ends(runtime: Runtime) -> set[str]:
     """Return the keys of the successes that a runtime has reported, and not committed yet."""
-    running = runtime.receiver._running
-    if running is None:
+    opened = runtime.receiver._last  # also while it stops
+    if opened is None:
         return set()
-    ends = cast("SqliteInbox", running.inbox)._ends.values()
+    ends = cast("SqliteInbox", opened.inbox)._ends.values()
     return {end.key for end in ends if not end.finished or end.error is not None}

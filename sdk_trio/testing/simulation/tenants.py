@@ -1,8 +1,10 @@
 """The operator of a simulation: adds tenants, suspends and reactivates them, pauses and replays
 events."""
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from typing import TypeVar
 
 import trio
 
@@ -12,6 +14,8 @@ from ...records.deliveries import DeliveryRecord, DeliveryState
 from ...runtime import Runtime
 from .audit import Auditor
 from .plan import Arrival
+
+K = TypeVar("K")
 
 #: The seconds that one change may take, and the wait before the operator tries again.
 PATIENCE_SECONDS = 15.0
@@ -44,8 +48,13 @@ class Operator:
     def __init__(self, runtimes: Callable[[], Sequence[Runtime]], auditor: Auditor) -> None:
         self._runtimes = runtimes
         self._auditor = auditor
-        self._suspensions: dict[int, int] = {}
-        self._pauses: dict[str, int] = {}
+        # The suspensions and pauses in force, by tenant and by glob.
+        self._suspensions: Counter[int] = Counter()
+        self._pauses: Counter[str] = Counter()
+        # One change at a time, so that an earlier one does not undo a later one.
+        self._changing = trio.Lock()
+        # Tenants with a change that may be made later: its result is not known.
+        self._doubtful: set[int] = set()
 
     async def add(self, count: int) -> None:
         """Add the tenants."""
@@ -75,15 +84,28 @@ class Operator:
 
     async def suspend(self, tenant: int, seconds: float) -> None:
         """Suspend a tenant for ``seconds``; overlapping suspensions end together."""
-        self._suspensions[tenant] = self._suspensions.get(tenant, 0) + 1
+        self._suspensions[tenant] += 1
         self._auditor.may_park(identifier_of(tenant))
-        if await self._change(tenant, active=False):
-            self._auditor.suspend(identifier_of(tenant))
+        async with self._changing:
+            if await self._change(tenant, active=False) and tenant not in self._doubtful:
+                self._auditor.suspend(identifier_of(tenant))
         await trio.sleep(seconds)
         self._suspensions[tenant] -= 1
         if not self._suspensions[tenant]:
             self._auditor.reactivate(identifier_of(tenant))
-            await _until_done(lambda: self._change(tenant, active=True))
+            await self._end(self._suspensions, tenant, lambda: self._change(tenant, active=True))
+
+    async def _end(
+        self, counts: Counter[K], name: K, change: Callable[[], Awaitable[bool]]
+    ) -> bool:
+        """Repeat ``change`` until it is made; False: another suspension or pause has begun."""
+        while True:
+            async with self._changing:
+                if counts[name]:
+                    return False
+                if await change():
+                    return True
+            await trio.sleep(AGAIN_SECONDS)
 
     async def _change(self, tenant: int, *, active: bool) -> bool:
         identifier = identifier_of(tenant)
@@ -93,8 +115,10 @@ class Operator:
                     service = runtime.receiver.tenancy.service
                     if (await service.get(identifier)).is_active is active:
                         return True
+                    self._doubtful.add(tenant)
                     change = service.reactivate if active else service.suspend
                     await change(identifier, reason="the plan")
+                    self._doubtful.discard(tenant)
                 except SdkError:
                     return False
                 return True
@@ -103,16 +127,17 @@ class Operator:
 
     async def pause(self, glob: str, seconds: float) -> None:
         """Pause events for ``seconds``; overlapping pauses of one glob end together."""
-        self._pauses[glob] = self._pauses.get(glob, 0) + 1
+        self._pauses[glob] += 1
         pause = self._auditor.may_pause(glob)
-        if await self._set_pause(glob, paused=True):
-            self._auditor.pause(pause)
+        async with self._changing:
+            if await self._set_pause(glob, paused=True):
+                self._auditor.pause(pause)
         await trio.sleep(seconds)
         self._pauses[glob] -= 1
         if not self._pauses[glob]:
             self._auditor.may_resume(glob)
-            await _until_done(lambda: self._set_pause(glob, paused=False))
-            self._auditor.resume(glob)
+            if await self._end(self._pauses, glob, lambda: self._set_pause(glob, paused=False)):
+                self._auditor.resume(glob)
 
     async def _set_pause(self, glob: str, *, paused: bool) -> bool:
         for runtime in self._runtimes():
