@@ -156,6 +156,7 @@ def test_several_processes_share_the_seeds_and_find_the_same():
 
 QUICK = {
     "renewed_by_owner",
+    "start_trusts_leases",
     "log_not_rewritten",
     "commit_not_synced",
     "failed_commit_acknowledged",

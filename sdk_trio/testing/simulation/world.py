@@ -329,7 +329,7 @@ class Simulation:
         return held.get(dead, 1) > 0
 
     async def _take_over_orphans(self) -> dict[str, int] | None:
-        """Release the leases of ended processes; count them by process. None: nobody serves."""
+        """Release the leases of ended processes; count them by process. None: no one serves."""
         await trio.lowlevel.checkpoint()
         for member in self.members:
             runtime = member.runtime
