@@ -613,6 +613,11 @@ def feed_repeats() -> Any:
     return patch.object(Feed, "serve", early)
 
 
+def feed_before_sync() -> Any:
+    """The feed sends deliveries whose sequences a power cut may give to others."""
+    return patch.object(SqliteInbox, "sync", _none)
+
+
 def breaker_never_closes() -> Any:
     """An open circuit admits no probe."""
     acquire = CircuitBreaker.acquire
@@ -763,6 +768,16 @@ def paused_ends(seed: int) -> SimulationPlan:
     return SimulationPlan(seed, arrivals, (full, Fault(1.6, "pause", 3.0, glob="order.paid")))
 
 
+def power_after_claims(seed: int) -> SimulationPlan:
+    """Return a plan in which the power fails during an inline run, and others come after it."""
+    slow = (Trouble("slow", 9.0),)
+    arrivals = tuple(
+        Arrival(number, 3.0 if number == 0 else 6.0 + number / 10, "order.paid", "sub_0", slow)
+        for number in range(6)
+    )
+    return SimulationPlan(seed, arrivals, (Fault(4.0 + seed % 50 / 100, "power", 2.0),))
+
+
 def start_after_step(seed: int) -> SimulationPlan:
     """Return a plan in which a process starts just after the clock was set back."""
     deploy = Fault(0.5, "deploy", 1.5)
@@ -853,6 +868,7 @@ BUGS = (
     Bug(feed_runs_ahead, FEED),
     Bug(feed_resumes_one_late, FEED),
     Bug(feed_repeats, FEED),
+    Bug(feed_before_sync, FEED, power_after_claims),
     Bug(breaker_never_closes, OUTAGES),
     Bug(pause_ignored, PAUSES),
     Bug(pause_noticed_late, PAUSES),

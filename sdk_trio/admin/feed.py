@@ -514,6 +514,9 @@ class Feed:
             newest = await self._inbox.find(limit=PAGE)
             lowest = newest[-1].sequence - 1 if newest else 0
             self._position = without_holes(lowest, newest[::-1], self._clock())
+        # With a full disk nothing can be synced, and the feed must work.
+        with suppress(StoreUnavailableError):
+            await self._inbox.sync()
         self._watched.clear()
         for state in DeliveryState:
             if state is not DeliveryState.DONE:
@@ -548,6 +551,8 @@ class Feed:
     async def _poll(self) -> None:
         reached = await self._reach()
         if reached > self._position:
+            # After a power cut, another delivery could get the position of one that was sent.
+            await self._inbox.sync()
             self._position = reached
             for listener in self._listeners:
                 listener.flag.set()

@@ -399,6 +399,14 @@ class Inbox(Protocol):
         """
         ...
 
+    async def sync(self) -> None:
+        """Wait until everything that can be read now survives a power cut.
+
+        On SQLite some commits are not synced, such as the claim of an inline run. After a power cut
+        their sequences may be given again, to other deliveries.
+        """
+        ...
+
     async def last_sequence(self) -> int:
         """Return the highest sequence that was ever given, even if its record is removed.
 

@@ -122,6 +122,10 @@ class PostgresInbox(SqlInbox):
     async def clock_offset(self) -> float | None:
         return await self._readers.run(reads.clock_offset, seconds=ANSWER_SECONDS)
 
+    async def sync(self) -> None:
+        """See :meth:`Inbox.sync`: a commit is visible once the server has synced it."""
+        await trio.lowlevel.checkpoint()
+
     def writing_process(self) -> int | None:
         """See :meth:`Inbox.writing_process`: the server ends locks of clients that are gone."""
         return None

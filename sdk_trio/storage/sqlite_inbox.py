@@ -178,7 +178,7 @@ class SqliteInbox(SqlInbox):
         # If a different body was stored as evidence, its sender is answered at once, without a run
         # whose end would sync.
         if not admitted.same_body and admitted.admission is not Admission.NEW:
-            await self._commits.submit(lambda tx: sync_log(_connection_of(tx)))
+            await self.sync()
         return admitted
 
     async def _admit_interrupted(
@@ -307,6 +307,9 @@ class SqliteInbox(SqlInbox):
         changed = before is not None and seen != before
         self._unawaited.keys.catch_up(changed=changed)
         return changed
+
+    async def sync(self) -> None:
+        await self._commits.submit(lambda tx: sync_log(_connection_of(tx)))
 
     async def other_tables(self) -> Sequence[str]:
         return await self._read(reads.other_tables)
