@@ -211,7 +211,7 @@ def acknowledged_before_commit() -> Any:
     """An event is acknowledged when its commit was requested."""
     accept = SqliteInbox.accept
 
-    async def early(self: Any, delivery: Any, *, leased: bool) -> Admitted:
+    async def early(self: Any, delivery: Any, *, leased: bool, **_named: Any) -> Admitted:
         async def commit() -> None:
             with suppress(StoreUnavailableError):
                 await accept(self, delivery, leased=False)
@@ -363,7 +363,7 @@ def expired_never_claimed() -> Any:
         patch.object(
             leases, "_FIND_DUE", _changed(leases._FIND_DUE, leases._expired("this"), "1 = 0")
         ),
-        patch.object(inbox.SqlInbox, "recover", _none),
+        patch.object(SqliteInbox, "recover", _none),
     )
 
 
@@ -386,10 +386,7 @@ def inline_outcome_forgotten() -> Any:
 
 def inline_outcome_left_to_redelivery() -> Any:
     """An inline outcome that the store refuses is recorded by a redelivery to its process only."""
-    return _several(
-        patch.object(unrecorded.UnrecordedRuns, "record_all", _none),
-        patch.object(unrecorded.UnrecordedRuns, "leases", ()),
-    )
+    return patch.object(unrecorded.UnrecordedRuns, "successes", ())
 
 
 def ended_run_paused() -> Any:
@@ -764,8 +761,8 @@ def paused_ends(seed: int) -> SimulationPlan:
         Arrival(number, 0.2 if number == 0 else 1.0 + number / 50, "order.paid", f"sub_{number}")
         for number in range(6)
     )
-    full = Fault(0.9 + seed / 1000, "full", 0.5)
-    return SimulationPlan(seed, arrivals, (full, Fault(1.6, "pause", 3.0, glob="order.paid")))
+    full = Fault(0.9, "full", 0.3), Fault(1.6, "full", 1.5 + seed % 40 / 10)
+    return SimulationPlan(seed, arrivals, (*full, Fault(1.3, "pause", 30.0, glob="order.paid")))
 
 
 def power_after_claims(seed: int) -> SimulationPlan:

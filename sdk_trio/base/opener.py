@@ -142,7 +142,7 @@ def write_file(descriptor: int, content: bytes, offset: int) -> None:
 
 
 def lock_file(descriptor: int) -> None:
-    """Wait for the lock of a file (``flock``), until its descriptors are closed. Blocks.
+    """Wait for the lock of a file (``flock``). Blocks.
 
     Not available on Windows.
 

@@ -139,9 +139,11 @@ class SqlInbox(SqlPart, ABC):
 
     # -- admission -------------------------------------------------------------------------------
 
-    def accept(self, delivery: NewDelivery, *, leased: bool) -> Coroutine[Any, Any, Admitted]:
+    def accept(
+        self, delivery: NewDelivery, *, leased: bool, take_expired: bool = True
+    ) -> Coroutine[Any, Any, Admitted]:
         token = new_token() if leased and not delivery.ordered else None
-        arriving = Arriving(delivery, token)
+        arriving = Arriving(delivery, token, take_expired=take_expired)
         return self._admit(arriving, self._commits.gather(self._accepting, delivery.key, arriving))
 
     async def claim(self, delivery: NewDelivery, *, take_expired: bool = True) -> Admitted:

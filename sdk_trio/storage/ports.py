@@ -98,7 +98,9 @@ class Inbox(Protocol):
         """
         ...
 
-    async def accept(self, delivery: NewDelivery, *, leased: bool) -> Admitted:
+    async def accept(
+        self, delivery: NewDelivery, *, leased: bool, take_expired: bool = True
+    ) -> Admitted:
         """Store ``delivery`` for our own workers, before the sender is answered 200.
 
         ``NEW`` if it was unknown, dead, parked, done longer ago than the dedup retention, or
@@ -108,7 +110,7 @@ class Inbox(Protocol):
         delivery itself, unless it is ordered; otherwise the next ``claim_due`` claims it. Any other
         answer leaves its state unchanged: ``DONE``, ``QUEUED``, or ``RUNNING`` (inline, under the
         live lease of another owner). A different body is kept as evidence. The end of a process
-        during a run is counted by any answer.
+        during a run is counted by any answer. ``take_expired``: as for :meth:`claim_due`.
         """
         ...
 
@@ -137,12 +139,15 @@ class Inbox(Protocol):
         """
         ...
 
-    async def park(self, delivery: NewDelivery, reason: str | None = None) -> Admitted:
+    async def park(
+        self, delivery: NewDelivery, reason: str | None = None, *, take_expired: bool = True
+    ) -> Admitted:
         """Store ``delivery`` as ``parked``, and ``reason`` as its last error: nothing runs it.
 
         ``NEW`` if it was unknown, done longer ago than the dedup retention, or waiting for a
         redelivery after a failed inline run. Any other answer changes nothing: ``QUEUED``,
-        ``RUNNING``, or ``DONE`` if it was done, dead or parked.
+        ``RUNNING``, or ``DONE`` if it was done, dead or parked. ``take_expired``: as for
+        :meth:`claim_due`.
         """
         ...
 

@@ -155,13 +155,15 @@ class SqliteInbox(SqlInbox):
 
     # -- admission -------------------------------------------------------------------------------
 
-    def accept(self, delivery: NewDelivery, *, leased: bool) -> Coroutine[Any, Any, Admitted]:
+    def accept(
+        self, delivery: NewDelivery, *, leased: bool, take_expired: bool = True
+    ) -> Coroutine[Any, Any, Admitted]:
         new_in = self._unawaited.keys.note_new(delivery)
         if (run := self._unawaited.interrupted.get(delivery.key)) is not None:
             # Not leased: it is claimed from the store, which knows then that it must run alone.
             return self._admit_interrupted(run, admission.accept_all, Arriving(delivery, None))
         token = new_token() if leased and not delivery.ordered else None
-        arriving = Arriving(delivery, token, new_in)
+        arriving = Arriving(delivery, token, new_in, take_expired)
         return self._admit(arriving, self._commits.gather(self._accepting, delivery.key, arriving))
 
     async def claim(self, delivery: NewDelivery, *, take_expired: bool = True) -> Admitted:
@@ -213,9 +215,11 @@ class SqliteInbox(SqlInbox):
     def claim_unawaited(self, delivery: NewDelivery) -> Lease | None:
         return self._unawaited.claim(delivery)
 
-    async def park(self, delivery: NewDelivery, reason: str | None = None) -> Admitted:
+    async def park(
+        self, delivery: NewDelivery, reason: str | None = None, *, take_expired: bool = True
+    ) -> Admitted:
         self._unawaited.keys.add(delivery.key)
-        return await super().park(delivery, reason)
+        return await super().park(delivery, reason, take_expired=take_expired)
 
     # -- runs ------------------------------------------------------------------------------------
 

@@ -38,7 +38,7 @@ class UnawaitedLease(Lease, kw_only=True, eq=False, gc=False):
 
     arriving: Arriving
     claim: Unit
-    slot: int | None
+    slot: int
 
     def stored(self) -> Lease | None:
         """Return the lease as the store has it, None if it does not; in the commit thread.
@@ -85,7 +85,7 @@ class UnawaitedClaims:
         self._file: ClaimsFile | None = None
         #: The runs during which an earlier process ended, and that are not counted yet, by key.
         self.interrupted: Mapping[str, InterruptedRun] = {}
-        #: Those of runs whose ends are not recorded yet, by key.
+        #: Those of runs that have not ended yet, by key.
         self.leases: dict[str, UnawaitedLease] = {}
         self.keys = StoreKeys(commits, readers, self.leases)
         self._claiming = claiming
@@ -157,10 +157,9 @@ class UnawaitedClaims:
             self.drop(lease)
 
     def _free_slot(self, lease: UnawaitedLease, *, is_recorded: bool = False) -> None:
-        if self._file is not None and lease.slot is not None:
+        if self._file is not None:
             later = not is_recorded and not self._commits.prompt
             self._file.free(lease.slot, is_recorded=is_recorded, later=later)
-            lease.slot = None
 
     def clear_recorded(self) -> None:
         """Clear the slots of recorded runs, before the store may forget their keys."""
@@ -180,12 +179,10 @@ class UnawaitedClaims:
     # -- the end of a run --------------------------------------------------------------------------
 
     async def finish(self, lease: UnawaitedLease, outcome: Outcome, *, now: float) -> bool:
-        """Record the end of the run of one of :attr:`leases`.
-
-        If the store fails, it can be repeated.
-        """
+        """Record the end of the run of one of :attr:`leases`."""
         # Checked first: if it is cancelled here, the claim is not withdrawn.
         await trio.lowlevel.checkpoint_if_cancelled()
+        del self.leases[lease.key]
         self._commits.withdraw(lease.claim)
         is_recorded = False
         is_ended: bool
@@ -197,7 +194,6 @@ class UnawaitedClaims:
             is_recorded = True
         finally:
             self._free_slot(lease, is_recorded=is_recorded)
-        self.drop(lease)
         return is_ended
 
     def _end_all(

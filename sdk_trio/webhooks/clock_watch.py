@@ -65,9 +65,8 @@ class ClockWatch:
             _log.warning("runtime.clock_stepped", seconds=round(step, 3))
         return trio.current_time() - self._set_at
 
-    @property
     def may_take_expired(self) -> bool:
-        """Whether expired leases of other processes may be taken over.
+        """Compare the clocks; return whether expired leases of other processes may be taken over.
 
         For a while after a step of the clock, they may only look expired: these processes may not
         have noticed the step yet.

@@ -286,7 +286,8 @@ class Endpoint:
         if runner.inline.runs_key_of(delivery):
             return await runner.inline.join(delivery)
         if handler is None or is_suspended:
-            return await parking.park(delivery, handler, tenant)
+            take_expired = runner.clock_watch.may_take_expired()
+            return await parking.park(delivery, handler, tenant, take_expired=take_expired)
         if handler.ordered:
             arrival = replace(arrival, delivery=replace(delivery, ordered=True))
         return await queue.accept(arrival, direct=not (handler.limited or paused))

@@ -4,7 +4,8 @@ One run of a key is in flight at a time, and duplicates join it. The table of th
 protects a claim under this process's own lease (docs/adr/0003-lease-tokens.md).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from ..base.http import Expiry
 from ..base.logs import Throttle, get_logger
 from ..config import Settings
 from ..errors import StoreUnavailableError
-from ..records.deliveries import Dead, Done, Lease, NewDelivery, Retry
+from ..records.deliveries import Admission, Dead, Done, Lease, NewDelivery, Retry
 from ..storage.ports import Inbox
 from . import answers
 from .answers import Answer
@@ -27,7 +28,7 @@ from .clock_watch import ClockWatch
 from .counters import Counters
 from .invocation import Invocations
 from .outcomes import Failure, after_inline_failure
-from .recording import BUSY, DONE, OutcomeRecorder
+from .recording import BUSY, DONE, STORE_RETRY_SECONDS, OutcomeRecorder
 from .rejections import LINES, SECONDS
 from .unrecorded import EndedRun, UnrecordedRuns
 
@@ -66,6 +67,8 @@ class InlineRuns:
         recorder: OutcomeRecorder,
         counters: Counters,
         clock_watch: ClockWatch,
+        *,
+        clock: Callable[[], float],
     ) -> None:
         options = settings.webhooks
         self._seconds = options.inline_timeout_seconds
@@ -75,10 +78,11 @@ class InlineRuns:
         self._recorder = recorder
         self._counters = counters
         self._clock_watch = clock_watch
+        self._clock = clock
         self._throttle = Throttle(lines=LINES, seconds=SECONDS)
         self._in_flight: dict[str, InFlight] = {}
         #: The runs whose outcomes could not be recorded.
-        self.unrecorded: UnrecordedRuns = UnrecordedRuns(recorder)
+        self.unrecorded: UnrecordedRuns = UnrecordedRuns()
         #: Tasks of plain functions, which may outlast their requests; None while the queue is not
         #: running: such runs are refused.
         self.tasks: Cells | None = None
@@ -88,9 +92,9 @@ class InlineRuns:
 
     @property
     def leases(self) -> Iterator[Lease]:
-        """Return the leases of the runs in flight, and of those that are not recorded."""
+        """Return the leases of the runs in flight, and of successes that are not recorded yet."""
         yield from (run.lease for run in self._in_flight.values() if run.lease is not None)
-        yield from self.unrecorded.leases
+        yield from (run.lease for run in self.unrecorded.successes)
 
     async def run(
         self,
@@ -151,7 +155,7 @@ class InlineRuns:
             # The claim of a new key is not awaited; most handlers have ended before it is written.
             lease = in_flight.lease = self._inbox.claim_unawaited(delivery)
             if lease is None:
-                take_expired = self._clock_watch.may_take_expired
+                take_expired = self._clock_watch.may_take_expired()
                 admitted = await self._inbox.claim(delivery, take_expired=take_expired)
                 lease = in_flight.lease = admitted.lease
                 if lease is None:
@@ -164,14 +168,11 @@ class InlineRuns:
                 attempt += admitted.attempts
             outcome: Done | Dead | Retry = DONE
             failure = None
-            ended_before = self.unrecorded.take(key)
-            if (
-                ended_before is not None
-                and ended_before.earlier_attempts == arrival.earlier_attempts
-            ):
+            ended_before = self.unrecorded.take(key, arrival.earlier_attempts)
+            if ended_before is not None:
                 # The handler has run, but its outcome could not be recorded: record it now.
                 outcome, seconds = ended_before.outcome, ended_before.seconds
-                await self._record(lease, arrival, handler, attempt, outcome, seconds)
+                await self._record(lease, arrival, handler, outcome, seconds)
             else:
                 ended = await self._invocations.run(
                     arrival,
@@ -191,23 +192,20 @@ class InlineRuns:
                         max_attempts=handler.policy.max_attempts or self._max_attempts,
                     )
                 if not ended.is_concluded:
-                    await self._record(lease, arrival, handler, attempt, outcome, seconds)
+                    await self._record(lease, arrival, handler, outcome, seconds)
             self._recorder.report(delivery, attempt, outcome, handler, seconds, delivery.address)
             in_flight.answer = answers.OK
             if failure is not None and type(outcome) is Retry:
                 in_flight.answer = _ask_again(failure)
             return in_flight.answer
         finally:
-            del self._in_flight[key]
-            if in_flight.ended is not None:
-                in_flight.ended.set()
+            self._end_flight(key, in_flight)
 
     async def _record(
         self,
         lease: Lease,
         arrival: VerifiedDelivery,
         handler: BoundHandler,
-        attempt: int,
         outcome: Done | Dead | Retry,
         seconds: float,
     ) -> None:
@@ -215,15 +213,61 @@ class InlineRuns:
         try:
             if not await self._recorder.record(lease, outcome):
                 self._recorder.report_lost([lease.key])
-        except BaseException:
+        except (StoreUnavailableError, trio.Cancelled):
             # After a failure that is not final, the redelivery runs the handler again.
             if not isinstance(outcome, Retry):
-                delivery = replace(arrival.delivery, raw=b"")
-                ended = EndedRun(
-                    lease, delivery, attempt, handler, outcome, seconds, arrival.earlier_attempts
-                )
-                self.unrecorded.add(lease.key, ended)
+                self.unrecorded.add(EndedRun(lease, arrival, handler, outcome, seconds))
             raise
+
+    async def keep_recording(self) -> None:
+        """Record successes that the store did not confirm, once it answers; until cancelled."""
+        while True:
+            await self.unrecorded.added.wait()
+            while any(self.unrecorded.successes):
+                await trio.sleep(STORE_RETRY_SECONDS)
+                await self.record_ended()
+
+    async def record_ended(self) -> None:
+        """Try to record all successes that the store did not confirm."""
+        async with trio.open_nursery() as nursery:
+            for ended in [*self.unrecorded.successes]:
+                if ended.lease.key not in self._in_flight:
+                    nursery.start_soon(self._record_ended, ended)
+
+    async def _record_ended(self, ended: EndedRun) -> None:
+        key = ended.lease.key
+        in_flight = self._in_flight[key] = InFlight(ended.arrival.delivery.raw)
+        try:
+            with suppress(StoreUnavailableError):  # the next try follows
+                await self._claim_and_record(ended, in_flight)
+        finally:
+            self._end_flight(key, in_flight)
+
+    async def _claim_and_record(self, ended: EndedRun, in_flight: InFlight) -> None:
+        """Claim and record an ended run, as a redelivery would."""
+        delivery = replace(ended.arrival.delivery, received_at=self._clock())
+        take_expired = self._clock_watch.may_take_expired()
+        admitted = await self._inbox.claim(delivery, take_expired=take_expired)
+        lease = in_flight.lease = admitted.lease
+        if admitted.admission is Admission.RUNNING:
+            return
+        attempt = admitted.attempts if lease is None else admitted.attempts + 1
+        is_current = self.unrecorded.take(ended.lease.key, admitted.earlier) is ended
+        if lease is not None and is_current:
+            await self._record(lease, ended.arrival, ended.handler, ended.outcome, ended.seconds)
+        elif lease is not None:
+            await self._recorder.release(lease)
+        # It may be done already: the store has confirmed the outcome too late.
+        if is_current and admitted.admission is not Admission.QUEUED:
+            self._recorder.report(
+                delivery, attempt, ended.outcome, ended.handler, ended.seconds, delivery.address
+            )
+            in_flight.answer = answers.OK
+
+    def _end_flight(self, key: str, in_flight: InFlight) -> None:
+        del self._in_flight[key]
+        if in_flight.ended is not None:
+            in_flight.ended.set()
 
     def runs_key_of(self, delivery: NewDelivery) -> bool:
         """Return whether a run of the delivery's key is in flight."""

@@ -65,16 +65,21 @@ class Parking:
         return Parked(parked_reason(None if handler is None else tenant, gone))
 
     async def park(
-        self, delivery: NewDelivery, handler: BoundHandler | None, tenant: "Tenant | None"
+        self,
+        delivery: NewDelivery,
+        handler: BoundHandler | None,
+        tenant: "Tenant | None",
+        *,
+        take_expired: bool,
     ) -> Answer:
         """Store a delivery that no handler can run at present, and answer 200.
 
         The sender has delivered correctly: an error would only make it repeat the delivery and
         finally disable the endpoint. ``handler`` is None if the type has none; otherwise ``tenant``
-        is not active, or was removed.
+        is not active, or was removed. ``take_expired``: as for :meth:`.Inbox.claim_due`.
         """
         parked = self.outcome(delivery, handler, tenant)
-        admitted = await self._inbox.park(delivery, parked.reason)
+        admitted = await self._inbox.park(delivery, parked.reason, take_expired=take_expired)
         if admitted.admission is not Admission.NEW:
             return self._recorder.answer_known(delivery, admitted)
         if not admitted.same_body:

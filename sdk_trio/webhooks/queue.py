@@ -219,7 +219,11 @@ class WorkerPool:
             direct = self._claimable >= 0  # this event has a slot already
         delivery, queued = arrival.delivery, False
         try:
-            admitted = await self._inbox.accept(delivery, leased=direct)
+            admitted = await self._inbox.accept(
+                delivery,
+                leased=direct,
+                take_expired=self._runner.clock_watch.may_take_expired(),
+            )
             if admitted.admission is not Admission.NEW:
                 return self._runner.recorder.answer_known(arrival.delivery, admitted)
             if not admitted.same_body:
@@ -270,6 +274,7 @@ class WorkerPool:
             async with trio.open_nursery() as background:
                 background.start_soon(self._keep_leases)
                 background.start_soon(self._runner.clock_watch.run, self.wake)
+                background.start_soon(self._runner.inline.keep_recording)
                 background.start_soon(self._run_watch.run)
                 if self._sharing is not None:
                     background.start_soon(self._sharing.run)
@@ -419,7 +424,7 @@ class WorkerPool:
         return len(waiting)
 
     async def _fetch(self, workers: trio.Nursery) -> None:
-        take_expired = self._runner.clock_watch.may_take_expired
+        take_expired = self._runner.clock_watch.may_take_expired()
         free_workers = self._free_workers
         claimable = self._claimable
         # Not before half of what was leased in advance has begun: few claims of many events.

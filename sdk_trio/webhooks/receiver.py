@@ -511,10 +511,11 @@ class WebhookReceiver:
                 await running.runner.inline.wait_until_ended()
             finally:
                 self._running = self._endpoint.paths = None
-                # Two scopes, so that inline runs that do not end cannot use up the report's time.
+                # A scope for each, so that runs that do not end cannot use up the others' time.
                 with trio.move_on_after(CLEANUP_SECONDS, shield=True):
                     await running.runner.inline.wait_until_ended()
-                    await running.runner.record_rest()
+                with trio.move_on_after(CLEANUP_SECONDS, shield=True):
+                    await running.runner.inline.record_ended()
                 with trio.move_on_after(CLEANUP_SECONDS, shield=True):
                     await self._write_report(inbox, running)
                 self._drained.set()

@@ -11,7 +11,6 @@ from ..base.clock import wall
 from ..base.logs import get_logger
 from ..base.telemetry import Sample
 from ..config import Settings
-from ..errors import StoreUnavailableError
 from ..records.deliveries import Renewed
 from ..storage.ports import Inbox
 from .bound import BoundHandlers
@@ -84,7 +83,13 @@ class DeliveryRunner:
         self.pauses: Pauses = Pauses(inbox, handlers, clock=clock)
         self.clock_watch: ClockWatch = ClockWatch(inbox, clock=clock, renew=self.renew)
         self.inline: InlineRuns = InlineRuns(
-            settings, inbox, self.invocations, self.recorder, counters, self.clock_watch
+            settings,
+            inbox,
+            self.invocations,
+            self.recorder,
+            counters,
+            self.clock_watch,
+            clock=clock,
         )
         self.queued: QueuedRuns = QueuedRuns(
             settings,
@@ -111,8 +116,7 @@ class DeliveryRunner:
     async def renew(self) -> Renewed:
         """Renew the leases of events that run or wait in memory, and give up all other leases.
 
-        Then it records the outcomes of inline runs that could not be recorded before. Waits for
-        claims in progress, because this process does not hold their leases yet.
+        Waits for claims in progress, because this process does not hold their leases yet.
 
         Raises:
             StoreUnavailableError: the store is unavailable.
@@ -132,16 +136,7 @@ class DeliveryRunner:
                 hint="the store did not answer in time when this process accepted or fetched these "
                 "events; they are due again",
             )
-        await self.inline.unrecorded.record_all()
         return renewed
-
-    async def record_rest(self) -> None:
-        """Record the outcomes of ended inline runs once more, before the store is closed."""
-        try:
-            await self.inline.unrecorded.record_all()
-        except StoreUnavailableError as error:
-            _log.store_unavailable(error)
-            await trio.lowlevel.checkpoint()
 
     async def leave(self) -> None:
         """Release the events of all running handlers, because the process ends before they do.

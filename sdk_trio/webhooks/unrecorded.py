@@ -1,88 +1,65 @@
-"""Outcomes of inline runs that the store has not confirmed.
+"""Inline runs that have ended, and whose outcomes the store did not confirm.
 
-The sender of such a run is answered 503. The lease of the run is renewed, and its outcome is
-recorded as soon as the store answers. If a redelivery comes first, it records the outcome instead
-of running the handler again. It also does so if the store no longer has the lease.
+The sender of such a run is answered 503, and its redelivery records the outcome instead of running
+the handler again. Nor need a success wait for that: its lease is renewed, and
+:meth:`.InlineRuns.record_ended` records it once the store answers.
 """
 
 from collections.abc import Iterator
-from itertools import islice
 
 import msgspec
-import trio
 
-from ..records.deliveries import Dead, Done, Lease, NewDelivery
+from ..base.bell import Flag
+from ..records.deliveries import Dead, Done, Lease
+from .arrival import VerifiedDelivery
 from .bound import BoundHandler
-from .recording import OutcomeRecorder
 
-#: The most outcomes in memory. There are few: each belongs to a request that was being answered
-#: when the store failed.
+#: The most runs in memory. There are few: each belongs to a request that was being answered when
+#: the store failed.
 MOST_UNRECORDED = 1000
-
-#: The most outcomes that one call of :meth:`UnrecordedRuns.record_all` records, because the next
-#: renewal of leases waits for it.
-_RECORDED_AT_ONCE = 50
 
 
 class EndedRun(msgspec.Struct, eq=False):
-    """A run that has ended, and whose outcome the store did not confirm.
+    """A run that has ended; ``seconds`` is its duration."""
 
-    ``lease`` is None if the store does not have it. ``delivery`` has no body. ``seconds`` is the
-    duration of the run. ``earlier_attempts`` is that of the event: a replay changes it, and the
-    outcome is then obsolete.
-    """
-
-    lease: Lease | None
-    delivery: NewDelivery
-    attempt: int
+    lease: Lease
+    arrival: VerifiedDelivery
     handler: BoundHandler
     outcome: Done | Dead
     seconds: float
-    earlier_attempts: int
 
 
 class UnrecordedRuns:
     """The ended runs by key, the oldest first."""
 
-    def __init__(self, recorder: OutcomeRecorder) -> None:
-        self._recorder = recorder
+    def __init__(self) -> None:
         self._by_key: dict[str, EndedRun] = {}
+        #: Set when a success was added.
+        self.added: Flag = Flag()
 
     def __contains__(self, key: str) -> bool:
         return key in self._by_key
 
     @property
-    def leases(self) -> Iterator[Lease]:
-        """Return the leases to renew."""
-        return (run.lease for run in self._by_key.values() if run.lease is not None)
+    def successes(self) -> Iterator[EndedRun]:
+        """Return the runs that have succeeded."""
+        return (run for run in self._by_key.values() if isinstance(run.outcome, Done))
 
-    def add(self, key: str, run: EndedRun) -> None:
+    def add(self, run: EndedRun) -> None:
         """Keep a run; the oldest one is dropped if there are too many."""
-        self._by_key[key] = run
+        self._by_key[run.lease.key] = run
         if len(self._by_key) > MOST_UNRECORDED:
             del self._by_key[next(iter(self._by_key))]
+        if isinstance(run.outcome, Done):
+            self.added.set()
 
-    def take(self, key: str) -> EndedRun | None:
-        """Remove and return the run of a key; None if there is none."""
-        return self._by_key.pop(key, None)
+    def take(self, key: str, earlier_attempts: int) -> EndedRun | None:
+        """Remove the run of a key and return it.
 
-    async def record_all(self) -> None:
-        """Record the outcomes whose leases the store may have, the first fifty.
-
-        Raises:
-            StoreUnavailableError: the store fails again; the others stay.
+        None if there is none, or if the event was replayed since: its number of earlier attempts
+        has changed then, and the outcome is obsolete.
         """
-        leased = (pair for pair in self._by_key.items() if pair[1].lease is not None)
-        for key, run in [*islice(leased, _RECORDED_AT_ONCE)]:
-            # A redelivery may have taken it meanwhile.
-            if run.lease is None or self._by_key.get(key) is not run:
-                continue
-            if await self._recorder.record(run.lease, run.outcome):
-                if self._by_key.get(key) is run:
-                    del self._by_key[key]
-                self._recorder.report(
-                    run.delivery, run.attempt, run.outcome, run.handler, run.seconds
-                )
-            else:
-                run.lease = None
-        await trio.lowlevel.checkpoint()
+        run = self._by_key.pop(key, None)
+        if run is not None and run.arrival.earlier_attempts == earlier_attempts:
+            return run
+        return None

@@ -9,12 +9,20 @@ from unittest.mock import patch
 
 import pytest
 import trio
+from support.admin import TOKEN, administered
 from support.deliveries import Bench, arrival
-from support.serving import registry
+from support.serving import delivery_request, exchange, registry, signed
 from support.stores import Stores
+from support.waiting import until
 
 from sdk_trio.errors import StoreUnavailableError
-from sdk_trio.records.deliveries import Dead, DeliveryState, Done
+from sdk_trio.records.deliveries import Dead, DeliveryState
+
+
+@pytest.fixture(autouse=True)
+def token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SDK_TEST_ADMIN_TOKEN", TOKEN)
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture(params=["sqlite", "memory", "postgres"])
@@ -37,48 +45,40 @@ def failing_ends(inbox: Any) -> Iterator[None]:
 
 
 class Shop:
-    """Handlers, and the runs that they had."""
+    """A handler of every order, and the runs that it had."""
 
-    def __init__(self, *, fails: bool = False) -> None:
+    def __init__(self) -> None:
         self.runs: list[str] = []
-        self.fails = fails
 
     def bench(self, inbox: Any) -> Bench:
         async def handler(event: Any) -> None:
             self.runs.append(event.webhook_id)
-            if self.fails:
-                raise ValueError("no such product")
 
-        return Bench.of(registry(handler), inbox, clock=time.time, Webhooks__InlineMaxAttempts=1)
+        return Bench.of(registry(handler), inbox, clock=time.time)
 
 
-async def deliver(bench: Bench) -> int:
-    arrived = arrival(webhook_id="m1", now=time.time())
+async def deliver(bench: Bench, webhook_id: str = "m1") -> int:
+    arrived = arrival(webhook_id=webhook_id, now=time.time())
     answer = await bench.runner.inline.run(arrived, bench.handler())
     return answer.status
 
 
-@pytest.mark.parametrize("fails", [False, True])
-async def test_another_process_does_not_run_it_again(stores: Stores, fails: bool) -> None:
-    shop = Shop(fails=fails)
+async def test_another_process_does_not_run_it_again(stores: Stores) -> None:
+    shop = Shop()
     one, two = [shop.bench((await stores.open(owner)).raw) for owner in ("one", "two")]
     with failing_ends(one.inbox):
         with pytest.raises(StoreUnavailableError):
             await deliver(one)
-        with pytest.raises(StoreUnavailableError):
-            await one.runner.renew()
-    # The first process still has the lease.
-    assert await deliver(two) == 503
+        await one.runner.inline.record_ended()
     renewed = await one.runner.renew()
     assert (renewed.given_up, len(renewed.lost)) == (0, 0)
+    assert await deliver(two) == 503
+    await one.runner.inline.record_ended()
     record = await two.inbox.get("m1")
-    assert record.state is (DeliveryState.DEAD if fails else DeliveryState.DONE)
-    assert record.attempts == 1
-    assert one.counters.values["dead" if fails else "handled"] == 1
-    assert shop.runs == ["m1"]
-    if not fails:
-        assert await deliver(two) == 200
-        assert shop.runs == ["m1"]
+    assert (record.state, record.attempts) == (DeliveryState.DONE, 1)
+    assert one.counters.values["handled"] == 1
+    assert [await deliver(each) for each in (one, two)] == [200, 200]
+    assert (shop.runs, one.counters.values["handled"]) == (["m1"], 1)
 
 
 async def test_a_redelivery_before_that_records_it(stores: Stores) -> None:
@@ -87,18 +87,66 @@ async def test_a_redelivery_before_that_records_it(stores: Stores) -> None:
     with failing_ends(bench.inbox), pytest.raises(StoreUnavailableError):
         await deliver(bench)
     assert await deliver(bench) == 200
-    await bench.runner.renew()
+    await bench.runner.inline.record_ended()
     assert (await bench.inbox.get("m1")).state is DeliveryState.DONE
     assert (shop.runs, bench.counters.values["handled"]) == (["m1"], 1)
 
 
+async def test_a_redelivery_joins_the_recording(stores: Stores) -> None:
+    shop = Shop()
+    bench = shop.bench((await stores.open()).raw)
+    with failing_ends(bench.inbox), pytest.raises(StoreUnavailableError):
+        await deliver(bench)
+    answers: list[int] = []
+
+    async def redeliver() -> None:
+        answers.append(await deliver(bench))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(bench.runner.inline.record_ended)
+        nursery.start_soon(redeliver)
+    assert answers == [200]
+    assert (shop.runs, bench.counters.values["handled"]) == (["m1"], 1)
+
+
+async def test_an_outcome_that_the_store_confirmed_too_late_is_reported(stores: Stores) -> None:
+    shop = Shop()
+    bench = shop.bench((await stores.open()).raw)
+    finish = bench.inbox.finish
+
+    async def confirm_too_late(*arguments: Any, **named: Any) -> None:
+        assert await finish(*arguments, **named)
+        raise StoreUnavailableError("no answer")
+
+    with (
+        patch.object(bench.inbox, "finish", confirm_too_late),
+        pytest.raises(StoreUnavailableError),
+    ):
+        await deliver(bench)
+    await bench.runner.inline.record_ended()
+    assert "m1" not in bench.runner.inline.unrecorded
+    assert (shop.runs, bench.counters.values["handled"]) == (["m1"], 1)
+
+
+async def test_an_outcome_is_obsolete_after_a_replay(stores: Stores) -> None:
+    shop = Shop()
+    bench = shop.bench((await stores.open()).raw)
+    with failing_ends(bench.inbox), pytest.raises(StoreUnavailableError):
+        await deliver(bench)
+    (ended,) = bench.runner.inline.unrecorded.successes
+    await bench.inbox.finish(ended.lease, Dead("an operator"), now=time.time())
+    await bench.inbox.replay(["m1"])
+    await bench.runner.inline.record_ended()
+    assert "m1" not in bench.runner.inline.unrecorded
+    assert (await bench.inbox.get("m1")).state is DeliveryState.RECEIVED
+
+
 @pytest.mark.parametrize("stores", ["sqlite"], indirect=True)
-@pytest.mark.parametrize("outcome", [Done(), Dead("no such product")])
-async def test_an_end_with_its_unawaited_claim_can_be_recorded_again(
-    stores: Stores, tmp_path: Path, outcome: Done | Dead
+async def test_an_end_together_with_its_claim_is_recorded_after_an_outage(
+    stores: Stores, tmp_path: Path
 ) -> None:
     inbox = (await stores.open(claims=tmp_path / "claims")).raw
-    shop = Shop(fails=isinstance(outcome, Dead))
+    shop = Shop()
     bench = shop.bench(inbox)
 
     def fail(*_arguments: object, **_keywords: object) -> None:
@@ -108,12 +156,34 @@ async def test_an_end_with_its_unawaited_claim_can_be_recorded_again(
         while inbox.claim_unawaited(arrival(now=time.time()).delivery) is None:
             await trio.sleep(0.01)  # the keys of the store are being read
     await bench.runner.renew()
-    with patch.object(inbox._engine, "transact", fail), pytest.raises(StoreUnavailableError):
-        await deliver(bench)
-    assert await inbox.get("m1") is None
+    with patch.object(inbox._engine, "transact", fail):
+        for _ in range(2):
+            with pytest.raises(StoreUnavailableError):
+                await deliver(bench)
+        assert await inbox.get("m1") is None
     await bench.runner.renew()
-    assert (await inbox.get("m1")).state.value == ("done" if outcome == Done() else "dead")
-    assert shop.runs == ["m1"]
-    # The next run clears the slot of this one.
-    assert inbox.claim_unawaited(arrival(now=time.time()).delivery) is not None
-    assert "m1" not in (tmp_path / "claims").read_text(errors="replace")
+    await bench.runner.inline.record_ended()
+    assert (await inbox.get("m1")).state is DeliveryState.DONE
+    assert (shop.runs, bench.counters.values["handled"]) == (["m1"], 1)
+
+
+@pytest.mark.parametrize("backend", ["Memory", "Sqlite"])
+async def test_a_receiver_records_all_once_the_store_answers(backend: str) -> None:
+    shop = Shop()
+
+    async def handler(event: Any) -> None:
+        shop.runs.append(event.webhook_id)
+
+    keys = [f"m{number}" for number in range(60)]
+    async with administered(registry(handler), Storage__Backend=backend) as admin:
+        store = admin.app.store
+        with failing_ends(store):
+            for key in keys:
+                sent = delivery_request(signed(webhook_id=key))
+                assert (await exchange(admin.app, sent)).status == 503
+
+        async def all_done() -> bool:
+            return (await store.counts()).get(DeliveryState.DONE) == len(keys)
+
+        await until(all_done)
+        assert shop.runs == keys

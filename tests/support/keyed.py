@@ -47,11 +47,11 @@ class ByKey:
         self.leases.update(due.leases)
         return due
 
-    async def accept(self, delivery: NewDelivery, *, leased: bool) -> Admitted:
-        return self._remember(await self.raw.accept(delivery, leased=leased))
+    async def accept(self, delivery: NewDelivery, **options: Any) -> Admitted:
+        return self._remember(await self.raw.accept(delivery, **options))
 
-    async def claim(self, delivery: NewDelivery, *, take_expired: bool = True) -> Admitted:
-        return self._remember(await self.raw.claim(delivery, take_expired=take_expired))
+    async def claim(self, delivery: NewDelivery, **options: Any) -> Admitted:
+        return self._remember(await self.raw.claim(delivery, **options))
 
     def claim_unawaited(self, delivery: NewDelivery) -> Any:
         lease = self.raw.claim_unawaited(delivery)

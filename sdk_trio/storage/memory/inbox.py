@@ -179,7 +179,9 @@ class MemoryInbox:
 
     # -- deliveries ------------------------------------------------------------------------------
 
-    async def accept(self, delivery: NewDelivery, *, leased: bool) -> Admitted:
+    async def accept(
+        self, delivery: NewDelivery, *, leased: bool, take_expired: bool = True
+    ) -> Admitted:
         await self._begin()
         leased = leased and not delivery.ordered
         return self._admit(delivery, ACCEPTING, DeliveryState.RECEIVED, leased)
@@ -194,7 +196,9 @@ class MemoryInbox:
         """See :meth:`Inbox.claim_unawaited`; here :meth:`claim` waits for nothing, either."""
         return None
 
-    async def park(self, delivery: NewDelivery, reason: str | None = None) -> Admitted:
+    async def park(
+        self, delivery: NewDelivery, reason: str | None = None, *, take_expired: bool = True
+    ) -> Admitted:
         await self._begin()
         admitted = self._admit(delivery, PARKING, DeliveryState.PARKED, False)
         if admitted.admission is Admission.NEW and reason is not None:

@@ -164,10 +164,16 @@ _park_all = partial(_admit_all, PARKING, DeliveryState.PARKED)
 
 
 def park(
-    tx: SqlTransaction, terms: LeaseTerms, delivery: NewDelivery, reason: str | None = None
+    tx: SqlTransaction,
+    terms: LeaseTerms,
+    delivery: NewDelivery,
+    reason: str | None = None,
+    *,
+    take_expired: bool = True,
 ) -> Admitted:
     """Store ``delivery`` as parked, with the reason."""
-    ((admitted, _),) = _park_all(tx, terms, [Arriving(delivery, None)], reason=reason)
+    arriving = Arriving(delivery, None, take_expired=take_expired)
+    ((admitted, _),) = _park_all(tx, terms, [arriving], reason=reason)
     return admitted
 
 
