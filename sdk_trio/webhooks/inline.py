@@ -5,7 +5,6 @@ protects a claim under this process's own lease (docs/adr/0003-lease-tokens.md).
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -231,15 +230,18 @@ class InlineRuns:
         """Try to record all successes that the store did not confirm."""
         async with trio.open_nursery() as nursery:
             for ended in [*self.unrecorded.successes]:
-                if ended.lease.key not in self._in_flight:
-                    nursery.start_soon(self._record_ended, ended)
+                nursery.start_soon(self._record_ended, ended)
 
     async def _record_ended(self, ended: EndedRun) -> None:
         key = ended.lease.key
+        if key in self._in_flight:  # a redelivery has come, and records it
+            await trio.lowlevel.checkpoint()
+            return
         in_flight = self._in_flight[key] = InFlight(ended.arrival.delivery.raw)
         try:
-            with suppress(StoreUnavailableError):  # the next try follows
-                await self._claim_and_record(ended, in_flight)
+            await self._claim_and_record(ended, in_flight)
+        except StoreUnavailableError:  # the next try follows
+            await trio.lowlevel.checkpoint()
         finally:
             self._end_flight(key, in_flight)
 
