@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -616,14 +617,16 @@ async def test_a_poll_that_waited_or_may_not_take_over_claims_no_expired_lease(
 
 
 @pytest.mark.parametrize("step", [-3600.0, 3600.0])
-async def test_a_claim_that_may_not_take_over_finds_an_inline_run_in_progress(
-    file: Path, inbox: SqliteInbox, step: float
+@pytest.mark.parametrize("verb", ["claim", "accept", "park"])
+async def test_an_admission_that_may_not_take_over_finds_an_inline_run_in_progress(
+    file: Path, inbox: SqliteInbox, verb: str, step: float
 ) -> None:
+    admit = partial(inbox.accept, leased=False) if verb == "accept" else getattr(inbox, verb)
     other = await SqliteInbox.open(
         file, LeaseTerms(owner="other", lease_seconds=10, dedup_seconds=100, payload_seconds=40)
     )
     await other.claim(msgspec.structs.replace(delivery("m1"), received_at=5000.0))
     again = msgspec.structs.replace(delivery("m1"), received_at=5000.0 + step)
-    assert (await inbox.claim(again, take_expired=False)).admission is Admission.RUNNING
-    assert (await inbox.claim(again)).admission is Admission.NEW
+    assert (await admit(again, take_expired=False)).admission is Admission.RUNNING
+    assert (await admit(again)).admission is Admission.NEW
     await other.close()

@@ -10,6 +10,8 @@ changes anything, so a cancelled call has changed nothing. Queries may have seve
 an inline run is not a checkpoint, and ``claim`` lets no other task run: such a run is part of a
 request, which has its own checkpoints, and a further one would cost as much as all the work of this
 store. ``close`` closes first, and is a checkpoint after it.
+
+No other process has leases here, so ``take_expired`` changes nothing for a delivery that arrives.
 """
 
 import math
