@@ -58,7 +58,6 @@ from sdk_trio.webhooks import (
     queue,
     queued,
     recording,
-    unrecorded,
 )
 from sdk_trio.webhooks.recording import HeldLeases
 
@@ -381,17 +380,17 @@ def outcome_dropped_when_store_fails() -> Any:
 
 def inline_outcome_forgotten() -> Any:
     """An inline outcome that the store refuses is not remembered."""
-    return patch.object(unrecorded.UnrecordedRuns, "add", lambda *_: None)
+    return patch.object(inline.UnrecordedRuns, "add", lambda *_: None)
 
 
 def inline_outcome_left_to_redelivery() -> Any:
     """An inline outcome that the store refuses is recorded by a redelivery to its process only."""
-    return patch.object(unrecorded.UnrecordedRuns, "successes", ())
+    return patch.object(inline.UnrecordedRuns, "successes", ())
 
 
 def ended_run_paused() -> Any:
     """A pause holds an event whose handler has run, and whose outcome is not recorded."""
-    return patch.object(unrecorded.UnrecordedRuns, "__contains__", lambda *_: False)
+    return patch.object(inline.UnrecordedRuns, "__contains__", lambda *_: False)
 
 
 def start_trusts_leases() -> Any:

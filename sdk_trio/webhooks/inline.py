@@ -12,6 +12,7 @@ import msgspec
 import trio
 from msgspec.structs import replace
 
+from ..base.bell import Flag
 from ..base.cells import Cells
 from ..base.http import Expiry
 from ..base.logs import Throttle, get_logger
@@ -29,12 +30,16 @@ from .invocation import Invocations
 from .outcomes import Failure, after_inline_failure
 from .recording import BUSY, DONE, STORE_RETRY_SECONDS, OutcomeRecorder
 from .rejections import LINES, SECONDS
-from .unrecorded import EndedRun, UnrecordedRuns
+from .sharing import is_shared
 
 if TYPE_CHECKING:
     from ..records.tenants import Tenant
 
 _log = get_logger("webhooks")
+
+#: The most ended runs in memory. There are few: each belongs to a request that was being answered
+#: when the store failed.
+MOST_UNRECORDED = 1000
 
 
 class InFlight(msgspec.Struct):
@@ -44,6 +49,59 @@ class InFlight(msgspec.Struct):
     lease: Lease | None = None  # once it is claimed
     ended: trio.Event | None = None  # made by the first delivery that waits; most runs have none
     answer: Answer | None = None
+
+
+class EndedRun(msgspec.Struct, eq=False):
+    """A run that has ended, and whose outcome the store did not confirm.
+
+    Its sender is answered 503, and the redelivery records the outcome instead of running the
+    handler again. Nor need a success wait for that: its lease is renewed, and
+    :meth:`InlineRuns.record_ended` records it once the store answers. ``seconds`` is the duration
+    of the run.
+    """
+
+    lease: Lease
+    arrival: VerifiedDelivery
+    handler: BoundHandler
+    outcome: Done | Dead
+    seconds: float
+
+
+class UnrecordedRuns:
+    """The ended runs by key, the oldest first."""
+
+    def __init__(self) -> None:
+        #: Only :class:`UnrecordedRuns` changes it.
+        self.by_key: dict[str, EndedRun] = {}
+        #: Set when a success was added.
+        self.added: Flag = Flag()
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.by_key
+
+    @property
+    def successes(self) -> Iterator[EndedRun]:
+        """Return the runs that have succeeded."""
+        return (run for run in self.by_key.values() if isinstance(run.outcome, Done))
+
+    def add(self, run: EndedRun) -> None:
+        """Keep a run; the oldest one is dropped if there are too many."""
+        self.by_key[run.lease.key] = run
+        if len(self.by_key) > MOST_UNRECORDED:
+            del self.by_key[next(iter(self.by_key))]
+        if isinstance(run.outcome, Done):
+            self.added.set()
+
+    def take(self, key: str, earlier_attempts: int) -> EndedRun | None:
+        """Remove the run of a key and return it.
+
+        None if there is none, or if the event was replayed since: its number of earlier attempts
+        has changed then, and the outcome is obsolete.
+        """
+        run = self.by_key.pop(key, None)
+        if run is not None and run.arrival.earlier_attempts == earlier_attempts:
+            return run
+        return None
 
 
 class _ThreadedRun(msgspec.Struct):
@@ -77,6 +135,7 @@ class InlineRuns:
         self._recorder = recorder
         self._counters = counters
         self._clock_watch = clock_watch
+        self._shares_store = is_shared(settings)
         self._clock = clock
         self._throttle = Throttle(lines=LINES, seconds=SECONDS)
         self._in_flight: dict[str, InFlight] = {}
@@ -154,7 +213,7 @@ class InlineRuns:
             # The claim of a new key is not awaited; most handlers have ended before it is written.
             lease = in_flight.lease = self._inbox.claim_unawaited(delivery)
             if lease is None:
-                take_expired = self._clock_watch.may_take_expired()
+                take_expired = not self._shares_store or self._clock_watch.may_take_expired()
                 admitted = await self._inbox.claim(delivery, take_expired=take_expired)
                 lease = in_flight.lease = admitted.lease
                 if lease is None:
@@ -167,7 +226,9 @@ class InlineRuns:
                 attempt += admitted.attempts
             outcome: Done | Dead | Retry = DONE
             failure = None
-            ended_before = self.unrecorded.take(key, arrival.earlier_attempts)
+            ended_before = None
+            if self.unrecorded.by_key:
+                ended_before = self.unrecorded.take(key, arrival.earlier_attempts)
             if ended_before is not None:
                 # The handler has run, but its outcome could not be recorded: record it now.
                 outcome, seconds = ended_before.outcome, ended_before.seconds
@@ -198,7 +259,9 @@ class InlineRuns:
                 in_flight.answer = _ask_again(failure)
             return in_flight.answer
         finally:
-            self._end_flight(key, in_flight)
+            del self._in_flight[key]
+            if in_flight.ended is not None:
+                in_flight.ended.set()
 
     async def _record(
         self,
@@ -243,7 +306,9 @@ class InlineRuns:
         except StoreUnavailableError:  # the next try follows
             await trio.lowlevel.checkpoint()
         finally:
-            self._end_flight(key, in_flight)
+            del self._in_flight[key]
+            if in_flight.ended is not None:
+                in_flight.ended.set()
 
     async def _claim_and_record(self, ended: EndedRun, in_flight: InFlight) -> None:
         """Claim and record an ended run, as a redelivery would."""
@@ -265,11 +330,6 @@ class InlineRuns:
                 delivery, attempt, ended.outcome, ended.handler, ended.seconds, delivery.address
             )
             in_flight.answer = answers.OK
-
-    def _end_flight(self, key: str, in_flight: InFlight) -> None:
-        del self._in_flight[key]
-        if in_flight.ended is not None:
-            in_flight.ended.set()
 
     def runs_key_of(self, delivery: NewDelivery) -> bool:
         """Return whether a run of the delivery's key is in flight."""

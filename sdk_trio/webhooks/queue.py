@@ -219,11 +219,10 @@ class WorkerPool:
             direct = self._claimable >= 0  # this event has a slot already
         delivery, queued = arrival.delivery, False
         try:
-            admitted = await self._inbox.accept(
-                delivery,
-                leased=direct,
-                take_expired=self._runner.clock_watch.may_take_expired(),
-            )
+            # Nearly all stores have one process, so that is checked without a call.
+            clock_watch = self._runner.clock_watch
+            take_expired = self._sharing is None or clock_watch.may_take_expired()
+            admitted = await self._inbox.accept(delivery, leased=direct, take_expired=take_expired)
             if admitted.admission is not Admission.NEW:
                 return self._runner.recorder.answer_known(arrival.delivery, admitted)
             if not admitted.same_body:

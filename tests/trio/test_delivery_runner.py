@@ -458,7 +458,7 @@ async def test_outcomes_in_memory_are_bounded_and_the_oldest_goes_first(
     async def handler(event):
         runs.append(event.webhook_id)
 
-    monkeypatch.setattr("sdk_trio.webhooks.unrecorded.MOST_UNRECORDED", 2)
+    monkeypatch.setattr("sdk_trio.webhooks.inline.MOST_UNRECORDED", 2)
     inbox = FailingInbox(memory_inbox())
     bench = Bench.of(registry(handler), inbox)
     for webhook_id in "abc":
