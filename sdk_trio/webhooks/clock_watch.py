@@ -68,8 +68,8 @@ class ClockWatch:
     def may_take_expired(self) -> bool:
         """Compare the clocks; return whether expired leases of other processes may be taken over.
 
-        For a while after a step of the clock, they may only look expired: these processes may not
-        have noticed the step yet.
+        For a while after a step of the clock, or after a start, they may only look expired: these
+        processes may not have noticed the step yet.
         """
         return self.check() >= LEASE_SECONDS
 
