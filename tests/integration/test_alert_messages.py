@@ -293,6 +293,14 @@ async def test_dead_letters_are_counted_since_a_time(stores):
     assert await inbox.alerts.count_dead_letters(since=31.0) == 0
 
 
+async def finished_message(store):
+    """The only message, once its row says so: it is written after the message was sent."""
+    with trio.fail_after(60):
+        while (message := (await store.load()).messages[0]).finished_at is None:
+            await trio.sleep(0.01)
+    return message
+
+
 async def test_a_message_that_waits_is_sent_after_a_restart(stores):
     bench = Bench((await stores.open("here")).alerts)
     bench.facts = Facts(store_writes=True, sender_answers=False)
@@ -301,10 +309,7 @@ async def test_a_message_that_waits_is_sent_after_a_restart(stores):
     assert bench.sent == []
     restarted = bench.watch()
     async with Running(restarted):
-        with trio.fail_after(60):
-            # The row is written after the message was sent.
-            while (message := (await bench.store.load()).messages[0]).finished_at is None:
-                await trio.sleep(0.01)
+        message = await finished_message(bench.store)
     assert bench.kinds == ["opened"]
     assert (message.state, message.attempts) == (NotificationState.SENT, 1)
     async with Running(bench.watch()) as again:
@@ -318,8 +323,8 @@ async def test_a_message_that_fails_is_retried_and_given_up(tmp_path):
         bench.facts = Facts(store_writes=True, sender_answers=False)
         async with Running(bench.watch()) as watch:
             await until(lambda: watch.counts["webhook", "failed"])
+            message = await finished_message(bench.store)
         assert bench.kinds == ["opened"] * 3
-        (message,) = (await bench.store.load()).messages
         assert (message.state, message.reason) == (NotificationState.FAILED, "answered 503")
 
 
