@@ -289,6 +289,15 @@ class InlineRuns:
                 await trio.sleep(STORE_RETRY_SECONDS)
                 await self.record_ended()
 
+    async def end(self) -> None:
+        """Try a last time to record the ended runs, and log those that remain; their outcomes are
+        lost with the process."""
+        try:
+            await self.record_ended()
+        finally:
+            if self.unrecorded.by_key:
+                self._recorder.report_unrecorded([*self.unrecorded.by_key])
+
     async def record_ended(self) -> None:
         """Try to record all successes that the store did not confirm."""
         async with trio.open_nursery() as nursery:

@@ -515,7 +515,7 @@ class WebhookReceiver:
                 with trio.move_on_after(CLEANUP_SECONDS, shield=True):
                     await running.runner.inline.wait_until_ended()
                 with trio.move_on_after(CLEANUP_SECONDS, shield=True):
-                    await running.runner.inline.record_ended()
+                    await running.runner.inline.end()
                 with trio.move_on_after(CLEANUP_SECONDS, shield=True):
                     await self._write_report(inbox, running)
                 self._drained.set()

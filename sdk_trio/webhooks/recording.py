@@ -285,6 +285,19 @@ class OutcomeRecorder:
             ),
         )
 
+    def report_unrecorded(self, keys: Sequence[str]) -> None:
+        """Log the events whose runs have ended, and whose outcomes this process could not record
+        before its end."""
+        _log.warning(
+            "webhook.outcomes_unrecorded",
+            keys=keys[:_NAMED],
+            events=len(keys),
+            hint=(
+                "the store did not confirm these outcomes before the process ended; their senders "
+                "were answered 503, and a redelivery may run their handlers again"
+            ),
+        )
+
     def report_superseded(self, keys: Sequence[tuple[str, str]]) -> None:
         """Count and log events that were ended because a newer one of their subject waits."""
         for key, newer in keys:

@@ -63,6 +63,12 @@ async def deliver(bench: Bench, webhook_id: str = "m1") -> int:
     return answer.status
 
 
+def logged(caplog: pytest.LogCaptureFixture, event: str) -> list[list[str]]:
+    """Return the keys that each line of an event names."""
+    lines = [getattr(record, "sdk", ("", {})) for record in caplog.records]
+    return [sorted(fields["keys"]) for name, fields in lines if name == event]
+
+
 async def test_another_process_does_not_run_it_again(stores: Stores) -> None:
     shop = Shop()
     one, two = [shop.bench((await stores.open(owner)).raw) for owner in ("one", "two")]
@@ -126,6 +132,23 @@ async def test_an_outcome_that_the_store_confirmed_too_late_is_reported(stores: 
     await bench.runner.inline.record_ended()
     assert "m1" not in bench.runner.inline.unrecorded
     assert (shop.runs, bench.counters.values["handled"]) == (["m1"], 1)
+
+
+async def test_a_stop_records_it_or_names_it(
+    stores: Stores, caplog: pytest.LogCaptureFixture
+) -> None:
+    shop = Shop()
+    bench = shop.bench((await stores.open()).raw)
+    with failing_ends(bench.inbox):
+        for webhook_id in ("m1", "m2"):
+            with pytest.raises(StoreUnavailableError):
+                await deliver(bench, webhook_id)
+        await bench.runner.inline.end()
+    assert logged(caplog, "webhook.outcomes_unrecorded") == [["m1", "m2"]]
+    caplog.clear()
+    await bench.runner.inline.end()
+    assert not logged(caplog, "webhook.outcomes_unrecorded")
+    assert shop.runs == ["m1", "m2"]
 
 
 async def test_an_outcome_is_obsolete_after_a_replay(stores: Stores) -> None:
