@@ -390,7 +390,11 @@ def inline_outcome_left_to_redelivery() -> Any:
 
 def ended_run_paused() -> Any:
     """A pause holds an event whose handler has run, and whose outcome is not recorded."""
-    return patch.object(inline.UnrecordedRuns, "__contains__", lambda *_: False)
+
+    def in_flight(self: Any, delivery: Any) -> bool:
+        return delivery.key in self._in_flight
+
+    return patch.object(inline.InlineRuns, "has_run_of", in_flight)
 
 
 def start_trusts_leases() -> Any:

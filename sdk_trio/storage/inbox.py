@@ -9,6 +9,7 @@ so the next renewal gives it up.
 Cancellation: a write that has begun is finished, see ``storage.commit``; a read is interrupted.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from functools import cached_property, partial
@@ -17,7 +18,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import msgspec
 import trio
 
-from ..base import clock
 from ..base.telemetry import Sample
 from ..records.deliveries import (
     Admission,
@@ -35,7 +35,7 @@ from .commit import CLOSE_SECONDS, GroupCommit, GroupedWork, Unit
 from .effects import Effects
 from .readers import ReaderPool
 from .sql import admission, arrivals, checkpoints, leases, policies, reads, runs
-from .sql.admission import Answer, Arriving, new_token
+from .sql.admission import Answer, Arriving, may_take_expired, new_token
 from .sql.dialect import (
     Row,
     SqlPart,
@@ -58,10 +58,6 @@ T = TypeVar("T")
 #: Deliveries that one transaction of the retention removes, for which a new delivery may have to
 #: wait. A pass over a large store takes many such transactions.
 PURGE_CHUNK = 50
-
-#: A poll that waited longer than this, in seconds, takes over no expired leases: the caller's time
-#: is stale, and its clock may have been set since. The next poll does.
-LATE_SECONDS = 1.0
 
 
 class UnawaitedStart(NamedTuple):
@@ -140,14 +136,21 @@ class SqlInbox(SqlPart, ABC):
     # -- admission -------------------------------------------------------------------------------
 
     def accept(
-        self, delivery: NewDelivery, *, leased: bool, take_expired: bool = True
+        self, delivery: NewDelivery, *, leased: bool, take_expired_until: float = math.inf
     ) -> Coroutine[Any, Any, Admitted]:
         token = new_token() if leased and not delivery.ordered else None
-        arriving = Arriving(delivery, token, take_expired=take_expired)
+        arriving = Arriving(delivery, token, take_expired_until=take_expired_until)
         return self._admit(arriving, self._commits.gather(self._accepting, delivery.key, arriving))
 
-    async def claim(self, delivery: NewDelivery, *, take_expired: bool = True) -> Admitted:
-        arriving = Arriving(delivery, new_token(), take_expired=take_expired)
+    async def claim(
+        self,
+        delivery: NewDelivery,
+        *,
+        take_expired_until: float = math.inf,
+        token: int | None = None,
+    ) -> Admitted:
+        token = new_token() if token is None else token
+        arriving = Arriving(delivery, token, take_expired_until=take_expired_until)
         answer = self._commits.gather(self._claiming, delivery.key, arriving, durable=False)
         return await self._admit(arriving, answer)
 
@@ -233,21 +236,19 @@ class SqlInbox(SqlPart, ABC):
         *,
         limit: int,
         now: float,
-        take_expired: bool = True,
+        take_expired_until: float = math.inf,
         limits: ClaimLimits | None = None,
     ) -> Due:
         terms, cursor = self._terms, self._poll_cursor
-        asked_at = clock.monotonic()
 
         def work(tx: SqlTransaction) -> tuple[Due, PollCursor]:
-            is_late = clock.monotonic() - asked_at > LATE_SECONDS
             return leases.claim_due(
                 tx,
                 terms,
                 cursor,
                 limit=limit,
                 now=now,
-                take_expired=tx.dialect.server_clock or (take_expired and not is_late),
+                take_expired=may_take_expired(tx, take_expired_until),
                 limits=limits,
             )
 

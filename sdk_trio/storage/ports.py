@@ -12,6 +12,7 @@ pair in any text is stored, and looked up, as U+FFFD; a new delivery has none.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from math import inf
 from typing import TYPE_CHECKING, Protocol
 
 from ..base.telemetry import Sample
@@ -99,7 +100,7 @@ class Inbox(Protocol):
         ...
 
     async def accept(
-        self, delivery: NewDelivery, *, leased: bool, take_expired: bool = True
+        self, delivery: NewDelivery, *, leased: bool, take_expired_until: float = inf
     ) -> Admitted:
         """Store ``delivery`` for our own workers, before the sender is answered 200.
 
@@ -110,11 +111,13 @@ class Inbox(Protocol):
         delivery itself, unless it is ordered; otherwise the next ``claim_due`` claims it. Any other
         answer leaves its state unchanged: ``DONE``, ``QUEUED``, or ``RUNNING`` (inline, under the
         live lease of another owner). A different body is kept as evidence. The end of a process
-        during a run is counted by any answer. ``take_expired``: as for :meth:`claim_due`.
+        during a run is counted by any answer. ``take_expired_until``: as for :meth:`claim_due`.
         """
         ...
 
-    async def claim(self, delivery: NewDelivery, *, take_expired: bool = True) -> Admitted:
+    async def claim(
+        self, delivery: NewDelivery, *, take_expired_until: float = inf, token: int | None = None
+    ) -> Admitted:
         """Claim ``delivery`` for an inline run: ``NEW`` means that it is ``running`` and ours.
 
         The attempt counts as started. ``RUNNING`` if another owner runs it inline under a live
@@ -124,7 +127,9 @@ class Inbox(Protocol):
         stays ``QUEUED``, whatever its lease. A parked one becomes ``received`` for our own workers,
         and is ``QUEUED``: its sender was answered 200 and need not deliver it again.
 
-        ``take_expired``: as for :meth:`claim_due`.
+        ``take_expired_until``: as for :meth:`claim_due`. ``token``: that of the caller's lease of
+        an ended run, which is claimed again to record its outcome; None: a new one. A claim that is
+        committed after its caller has given up belongs to that lease then.
         """
         ...
 
@@ -140,13 +145,13 @@ class Inbox(Protocol):
         ...
 
     async def park(
-        self, delivery: NewDelivery, reason: str | None = None, *, take_expired: bool = True
+        self, delivery: NewDelivery, reason: str | None = None, *, take_expired_until: float = inf
     ) -> Admitted:
         """Store ``delivery`` as ``parked``, and ``reason`` as its last error: nothing runs it.
 
         ``NEW`` if it was unknown, done longer ago than the dedup retention, or waiting for a
         redelivery after a failed inline run. Any other answer changes nothing: ``QUEUED``,
-        ``RUNNING``, or ``DONE`` if it was done, dead or parked. ``take_expired``: as for
+        ``RUNNING``, or ``DONE`` if it was done, dead or parked. ``take_expired_until``: as for
         :meth:`claim_due`.
         """
         ...
@@ -222,7 +227,7 @@ class Inbox(Protocol):
         *,
         limit: int,
         now: float,
-        take_expired: bool = True,
+        take_expired_until: float = inf,
         limits: ClaimLimits | None = None,
     ) -> Due:
         """Lease up to ``limit`` queued deliveries without a lease, oldest arrival first.
@@ -231,9 +236,10 @@ class Inbox(Protocol):
         queued one whose lease (of another owner) has expired. An *ordered* delivery is due only if
         no earlier unfinished ordered delivery of the same tenant has the same subject.
 
-        Without ``take_expired``, expired leases are not taken over: the caller's clock was set, or
-        its process has started, a moment ago, so leases of others may only seem expired. A store
-        with a clock of its own ignores this: by its clock they have expired.
+        Expired leases are taken over until ``take_expired_until``, a time of
+        ``base.clock.monotonic``. Later, the caller's clock may have been set while it waited. -inf:
+        it was set, or the process has started, a moment ago, so leases of others may only seem
+        expired. A store with a clock of its own ignores this: by its clock they have expired.
 
         With ``limits``, paused deliveries stay in the store, and those of a group are leased only
         as its limits allow: no more of them than ``concurrency`` have a live lease of any owner,

@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from functools import partial
 from itertools import islice
+from math import inf
 from typing import Any, TypeVar, cast
 
 import apsw
@@ -156,17 +157,19 @@ class SqliteInbox(SqlInbox):
     # -- admission -------------------------------------------------------------------------------
 
     def accept(
-        self, delivery: NewDelivery, *, leased: bool, take_expired: bool = True
+        self, delivery: NewDelivery, *, leased: bool, take_expired_until: float = inf
     ) -> Coroutine[Any, Any, Admitted]:
         new_in = self._unawaited.keys.note_new(delivery)
         if (run := self._unawaited.interrupted.get(delivery.key)) is not None:
             # Not leased: it is claimed from the store, which knows then that it must run alone.
             return self._admit_interrupted(run, admission.accept_all, Arriving(delivery, None))
         token = new_token() if leased and not delivery.ordered else None
-        arriving = Arriving(delivery, token, new_in, take_expired)
+        arriving = Arriving(delivery, token, new_in, take_expired_until)
         return self._admit(arriving, self._commits.gather(self._accepting, delivery.key, arriving))
 
-    async def claim(self, delivery: NewDelivery, *, take_expired: bool = True) -> Admitted:
+    async def claim(
+        self, delivery: NewDelivery, *, take_expired_until: float = inf, token: int | None = None
+    ) -> Admitted:
         key, unawaited = delivery.key, self._unawaited
         unawaited.keys.add(key)
         if key in unawaited.leases:  # its run has ended without `finish`
@@ -176,7 +179,7 @@ class SqliteInbox(SqlInbox):
             return await self._admit_interrupted(run, admission.claim_all, arriving)
         # Not synced: no sender is answered because of a claim, so after a power cut the sender
         # delivers again.
-        admitted = await super().claim(delivery, take_expired=take_expired)
+        admitted = await super().claim(delivery, take_expired_until=take_expired_until, token=token)
         # If a different body was stored as evidence, its sender is answered at once, without a run
         # whose end would sync.
         if not admitted.same_body and admitted.admission is not Admission.NEW:
@@ -216,10 +219,10 @@ class SqliteInbox(SqlInbox):
         return self._unawaited.claim(delivery)
 
     async def park(
-        self, delivery: NewDelivery, reason: str | None = None, *, take_expired: bool = True
+        self, delivery: NewDelivery, reason: str | None = None, *, take_expired_until: float = inf
     ) -> Admitted:
         self._unawaited.keys.add(delivery.key)
-        return await super().park(delivery, reason, take_expired=take_expired)
+        return await super().park(delivery, reason, take_expired_until=take_expired_until)
 
     # -- runs ------------------------------------------------------------------------------------
 

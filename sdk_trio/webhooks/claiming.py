@@ -29,14 +29,11 @@ class Claimer:
         self._inbox = inbox
         self._clock = clock
 
-    async def claim_due(
-        self, *, limit: int, take_expired: bool, free_workers: int
-    ) -> tuple[Due, dict[str, HeldLease]]:
+    async def claim_due(self, *, limit: int, free_workers: int) -> tuple[Due, dict[str, HeldLease]]:
         """Claim at most ``limit`` due events; return them with the leases held, by key.
 
-        An event without a held lease already runs in this process. ``take_expired``: as for
-        :meth:`Inbox.claim_due`. Pauses and policies are obeyed; at most ``free_workers`` events of
-        limited handlers are claimed.
+        An event without a held lease already runs in this process. Pauses and policies are obeyed;
+        at most ``free_workers`` events of limited handlers are claimed.
 
         Cancellation waits for the store, at most ``storage.commit.ANSWER_SECONDS``: an abandoned
         claim leaves leases behind until the next renewal.
@@ -49,7 +46,8 @@ class Claimer:
                 due = await self._inbox.claim_due(
                     limit=limit,
                     now=self._clock(),
-                    take_expired=take_expired,
+                    # Not asked before the lock is held: the clock may be set meanwhile.
+                    take_expired_until=self._runner.clock_watch.take_expired_until(),
                     limits=self._runner.pauses.limits(free_workers=free_workers),
                 )
             held = self._hold(due)

@@ -9,6 +9,7 @@ from math import inf
 
 import trio
 
+from ..base import clock
 from ..base.logs import get_logger
 from ..errors import StoreUnavailableError
 from ..storage.open import LEASE_SECONDS
@@ -25,6 +26,10 @@ STEP_SECONDS = 2.0
 
 #: The interval at which this host's clock is compared with the store's, in seconds.
 COMPARE_SECONDS = 20.0
+
+
+#: The longest time from the comparison of the clocks to a takeover of expired leases, in seconds.
+TAKE_SECONDS = 1.0
 
 
 class ClockWatch:
@@ -65,13 +70,14 @@ class ClockWatch:
             _log.warning("runtime.clock_stepped", seconds=round(step, 3))
         return trio.current_time() - self._set_at
 
-    def may_take_expired(self) -> bool:
-        """Compare the clocks; return whether expired leases of other processes may be taken over.
+    def take_expired_until(self) -> float:
+        """Compare the clocks; return until when expired leases of others may be taken over.
 
-        For a while after a step of the clock, or after a start, they may only look expired: these
-        processes may not have noticed the step yet.
+        The time is one of ``base.clock.monotonic``: soon, because the clock may be set while the
+        store is waited for. -inf for a while after a step of the clock, or after a start: leases
+        may only look expired then, because the other processes may not have noticed the step.
         """
-        return self.check() >= LEASE_SECONDS
+        return clock.monotonic() + TAKE_SECONDS if self.check() >= LEASE_SECONDS else -inf
 
     async def run(self, wake: Callable[[], None]) -> None:
         """Compare the clocks until cancelled, and correct the store after a step.

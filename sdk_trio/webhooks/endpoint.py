@@ -274,20 +274,15 @@ class Endpoint:
         )
         paused = bool(runner.pauses.active) and runner.pauses.holds(delivery.type, delivery.signer)
         must_wait = is_suspended or paused
-        # If its handler has already run, only the outcome is recorded.
-        if (
-            handler is not None
-            and not handler.enqueue
-            and (not must_wait or delivery.key in runner.inline.unrecorded)
-        ):
+        if handler is not None and not handler.enqueue and not must_wait:
             return await runner.inline.run(arrival, handler, tenant, expiry=expiry)
         # A redelivery, whose tenant was suspended or whose body has another type, may meet an
         # inline run of its key. The store would treat the claim of that run as a leftover.
-        if runner.inline.runs_key_of(delivery):
+        if runner.inline.has_run_of(delivery):
             return await runner.inline.join(delivery)
         if handler is None or is_suspended:
-            take_expired = runner.clock_watch.may_take_expired()
-            return await parking.park(delivery, handler, tenant, take_expired=take_expired)
+            until = runner.clock_watch.take_expired_until()
+            return await parking.park(delivery, handler, tenant, take_expired_until=until)
         if handler.ordered:
             arrival = replace(arrival, delivery=replace(delivery, ordered=True))
         return await queue.accept(arrival, direct=not (handler.limited or paused))

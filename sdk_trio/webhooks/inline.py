@@ -5,6 +5,7 @@ protects a claim under this process's own lease (docs/adr/0003-lease-tokens.md).
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -37,9 +38,10 @@ if TYPE_CHECKING:
 
 _log = get_logger("webhooks")
 
-#: The most ended runs in memory. There are few: each belongs to a request that was being answered
-#: when the store failed.
+#: The most ended runs in memory, and the most bytes of their bodies. There are few: each belongs to
+#: a request that was being answered when the store failed.
 MOST_UNRECORDED = 1000
+MOST_UNRECORDED_BYTES = 64 << 20
 
 
 class InFlight(msgspec.Struct):
@@ -75,22 +77,24 @@ class UnrecordedRuns:
         self.by_key: dict[str, EndedRun] = {}
         #: Set when a success was added.
         self.added: Flag = Flag()
-
-    def __contains__(self, key: str) -> bool:
-        return key in self.by_key
+        self._body_bytes = 0
 
     @property
     def successes(self) -> Iterator[EndedRun]:
         """Return the runs that have succeeded."""
         return (run for run in self.by_key.values() if isinstance(run.outcome, Done))
 
-    def add(self, run: EndedRun) -> None:
-        """Keep a run; the oldest one is dropped if there are too many."""
+    def add(self, run: EndedRun) -> list[str]:
+        """Keep a run; the oldest ones are dropped if there are too many. Return their keys."""
         self.by_key[run.lease.key] = run
-        if len(self.by_key) > MOST_UNRECORDED:
-            del self.by_key[next(iter(self.by_key))]
+        self._body_bytes += len(run.arrival.delivery.raw)
+        dropped = []
+        while len(self.by_key) > MOST_UNRECORDED or self._body_bytes > MOST_UNRECORDED_BYTES:
+            dropped.append(next(iter(self.by_key)))
+            self._remove(dropped[-1])
         if isinstance(run.outcome, Done):
             self.added.set()
+        return dropped
 
     def take(self, key: str, earlier_attempts: int) -> EndedRun | None:
         """Remove the run of a key and return it.
@@ -98,10 +102,16 @@ class UnrecordedRuns:
         None if there is none, or if the event was replayed since: its number of earlier attempts
         has changed then, and the outcome is obsolete.
         """
-        run = self.by_key.pop(key, None)
+        run = self._remove(key)
         if run is not None and run.arrival.earlier_attempts == earlier_attempts:
             return run
         return None
+
+    def _remove(self, key: str) -> EndedRun | None:
+        run = self.by_key.pop(key, None)
+        if run is not None:
+            self._body_bytes -= len(run.arrival.delivery.raw)
+        return run
 
 
 class _ThreadedRun(msgspec.Struct):
@@ -184,6 +194,8 @@ class InlineRuns:
         in_flight = self._in_flight.get(key)
         if in_flight is not None:
             return await self._join(in_flight, delivery)
+        if self.unrecorded.by_key and key in self.unrecorded.by_key:
+            return await self._answer_ended(self.unrecorded.by_key[key], delivery)
         if self.quarantined:
             return await self._refuse("quarantine", delivery)
         if handler.threads is not None:
@@ -213,8 +225,8 @@ class InlineRuns:
             # The claim of a new key is not awaited; most handlers have ended before it is written.
             lease = in_flight.lease = self._inbox.claim_unawaited(delivery)
             if lease is None:
-                take_expired = not self._shares_store or self._clock_watch.may_take_expired()
-                admitted = await self._inbox.claim(delivery, take_expired=take_expired)
+                until = self._clock_watch.take_expired_until() if self._shares_store else inf
+                admitted = await self._inbox.claim(delivery, take_expired_until=until)
                 lease = in_flight.lease = admitted.lease
                 if lease is None:
                     in_flight.answer = self._recorder.answer_known(delivery, admitted)
@@ -224,44 +236,39 @@ class InlineRuns:
                 if admitted.earlier:
                     arrival = resumed(arrival, admitted)
                 attempt += admitted.attempts
+            ended = await self._invocations.run(
+                arrival,
+                handler,
+                tenant,
+                attempt,
+                lease,
+                handler.policy.timeout or self._seconds,
+                expiry,
+            )
             outcome: Done | Dead | Retry = DONE
-            failure = None
-            ended_before = None
-            if self.unrecorded.by_key:
-                ended_before = self.unrecorded.take(key, arrival.earlier_attempts)
-            if ended_before is not None:
-                # The handler has run, but its outcome could not be recorded: record it now.
-                outcome, seconds = ended_before.outcome, ended_before.seconds
-                await self._record(lease, arrival, handler, outcome, seconds)
-            else:
-                ended = await self._invocations.run(
-                    arrival,
-                    handler,
-                    tenant,
-                    attempt,
-                    lease,
-                    handler.policy.timeout or self._seconds,
-                    expiry,
+            failure = None if ended.is_concluded else ended.failure
+            if failure is not None:
+                outcome = after_inline_failure(
+                    failure,
+                    attempts=attempt,
+                    max_attempts=handler.policy.max_attempts or self._max_attempts,
                 )
-                seconds = ended.seconds
-                failure = None if ended.is_concluded else ended.failure
-                if failure is not None:
-                    outcome = after_inline_failure(
-                        failure,
-                        attempts=attempt,
-                        max_attempts=handler.policy.max_attempts or self._max_attempts,
-                    )
-                if not ended.is_concluded:
-                    await self._record(lease, arrival, handler, outcome, seconds)
-            self._recorder.report(delivery, attempt, outcome, handler, seconds, delivery.address)
+            if not ended.is_concluded:
+                await self._record(lease, arrival, handler, outcome, ended.seconds)
+            self._recorder.report(
+                delivery, attempt, outcome, handler, ended.seconds, delivery.address
+            )
             in_flight.answer = answers.OK
             if failure is not None and type(outcome) is Retry:
                 in_flight.answer = _ask_again(failure)
             return in_flight.answer
         finally:
-            del self._in_flight[key]
-            if in_flight.ended is not None:
-                in_flight.ended.set()
+            self._end(key, in_flight)
+
+    def _end(self, key: str, in_flight: InFlight) -> None:
+        del self._in_flight[key]
+        if in_flight.ended is not None:
+            in_flight.ended.set()
 
     async def _record(
         self,
@@ -278,7 +285,9 @@ class InlineRuns:
         except (StoreUnavailableError, trio.Cancelled):
             # After a failure that is not final, the redelivery runs the handler again.
             if not isinstance(outcome, Retry):
-                self.unrecorded.add(EndedRun(lease, arrival, handler, outcome, seconds))
+                dropped = self.unrecorded.add(EndedRun(lease, arrival, handler, outcome, seconds))
+                if dropped:
+                    self._recorder.report_unrecorded(dropped)
             raise
 
     async def keep_recording(self) -> None:
@@ -290,63 +299,90 @@ class InlineRuns:
                 await self.record_ended()
 
     async def end(self) -> None:
-        """Try a last time to record the ended runs, and log those that remain; their outcomes are
-        lost with the process."""
+        """Wait for the runs in flight, and try a last time to record the ended ones.
+
+        Those that remain are logged, also if it is cancelled: their outcomes are lost with the
+        process.
+        """
         try:
+            await self.wait_until_ended()
             await self.record_ended()
         finally:
-            if self.unrecorded.by_key:
-                self._recorder.report_unrecorded([*self.unrecorded.by_key])
+            self.report_unrecorded()
+
+    def report_unrecorded(self) -> None:
+        """Log the ended runs whose outcomes are not recorded, before the process ends."""
+        if self.unrecorded.by_key:
+            self._recorder.report_unrecorded([*self.unrecorded.by_key])
 
     async def record_ended(self) -> None:
         """Try to record all successes that the store did not confirm."""
         async with trio.open_nursery() as nursery:
             for ended in [*self.unrecorded.successes]:
-                nursery.start_soon(self._record_ended, ended)
+                nursery.start_soon(self._try_to_record, ended)
 
-    async def _record_ended(self, ended: EndedRun) -> None:
+    async def _try_to_record(self, ended: EndedRun) -> None:
+        if ended.lease.key not in self._in_flight:  # otherwise a redelivery records it
+            with suppress(StoreUnavailableError):
+                await self._record_ended(ended)
+        await trio.lowlevel.checkpoint()
+
+    async def _record_ended(self, ended: EndedRun) -> InFlight:
+        """Claim and record an ended run; deliveries of its key wait for that."""
         key = ended.lease.key
-        if key in self._in_flight:  # a redelivery has come, and records it
-            await trio.lowlevel.checkpoint()
-            return
         in_flight = self._in_flight[key] = InFlight(ended.arrival.delivery.raw)
         try:
             await self._claim_and_record(ended, in_flight)
-        except StoreUnavailableError:  # the next try follows
-            await trio.lowlevel.checkpoint()
         finally:
-            del self._in_flight[key]
-            if in_flight.ended is not None:
-                in_flight.ended.set()
+            self._end(key, in_flight)
+        return in_flight
 
     async def _claim_and_record(self, ended: EndedRun, in_flight: InFlight) -> None:
-        """Claim and record an ended run, as a redelivery would."""
+        key = ended.lease.key
         delivery = replace(ended.arrival.delivery, received_at=self._clock())
-        take_expired = self._clock_watch.may_take_expired()
-        admitted = await self._inbox.claim(delivery, take_expired=take_expired)
+        admitted = await self._inbox.claim(
+            delivery,
+            take_expired_until=self._clock_watch.take_expired_until(),
+            # If this claim is committed too late, the renewals of the run's lease keep it.
+            token=ended.lease.token,
+        )
         lease = in_flight.lease = admitted.lease
         if admitted.admission is Admission.RUNNING:
             return
         attempt = admitted.attempts if lease is None else admitted.attempts + 1
-        is_current = self.unrecorded.take(ended.lease.key, admitted.earlier) is ended
-        if lease is not None and is_current:
+        if self.unrecorded.take(key, admitted.earlier) is not ended:
+            # It was replayed since. A delivery that waits is answered 503, and comes again.
+            if lease is not None:
+                await self._recorder.release(lease)
+            return
+        if lease is not None:
             await self._record(lease, ended.arrival, ended.handler, ended.outcome, ended.seconds)
-        elif lease is not None:
-            await self._recorder.release(lease)
-        # It may be done already: the store has confirmed the outcome too late.
-        if is_current and admitted.admission is not Admission.QUEUED:
-            self._recorder.report(
-                delivery, attempt, ended.outcome, ended.handler, ended.seconds, delivery.address
-            )
-            in_flight.answer = answers.OK
+        in_flight.answer = answers.OK
+        is_done = admitted.admission is Admission.DONE and isinstance(ended.outcome, Done)
+        if lease is None and not is_done:
+            self._recorder.report_lost([key])  # another process has it, or has ended it
+            return
+        # Without a lease it is done: the store has confirmed the outcome too late.
+        self._recorder.report(
+            delivery, attempt, ended.outcome, ended.handler, ended.seconds, delivery.address
+        )
 
-    def runs_key_of(self, delivery: NewDelivery) -> bool:
-        """Return whether a run of the delivery's key is in flight."""
-        return bool(self._in_flight) and delivery.key in self._in_flight
+    def has_run_of(self, delivery: NewDelivery) -> bool:
+        """Return whether a run of the delivery's key is in flight, or its outcome unrecorded."""
+        if not (self._in_flight or self.unrecorded.by_key):
+            return False
+        return delivery.key in self._in_flight or delivery.key in self.unrecorded.by_key
 
     async def join(self, delivery: NewDelivery) -> Answer:
-        """Wait for the run in flight of the delivery's key, and return its answer."""
-        return await self._join(self._in_flight[delivery.key], delivery)
+        """Return the answer of that run: wait for it, or record its outcome.
+
+        Raises:
+            StoreUnavailableError: the outcome cannot be recorded.
+        """
+        in_flight = self._in_flight.get(delivery.key)
+        if in_flight is not None:
+            return await self._join(in_flight, delivery)
+        return await self._answer_ended(self.unrecorded.by_key[delivery.key], delivery)
 
     # -- deliveries that do not run ----------------------------------------------------------
 
@@ -354,6 +390,13 @@ class InlineRuns:
         """Wait for the run in flight, as long as a sender does, and return its answer."""
         with trio.move_on_after(self._seconds):
             await self._end_of(in_flight)
+        return await self._answer_duplicate(in_flight, delivery)
+
+    async def _answer_ended(self, ended: EndedRun, delivery: NewDelivery) -> Answer:
+        """Record the outcome of a run that has ended, instead of running the handler again."""
+        return await self._answer_duplicate(await self._record_ended(ended), delivery)
+
+    async def _answer_duplicate(self, in_flight: InFlight, delivery: NewDelivery) -> Answer:
         if delivery.raw != in_flight.raw:
             await self._inbox.keep_other(delivery)
             self._recorder.report_different_body(delivery)
@@ -415,10 +458,9 @@ class InlineRuns:
             with trio.move_on_after(self._seconds) as patience:
                 async with handler.threads:
                     patience.deadline = inf
-                    # Another delivery of the key may have begun to run while this one waited.
-                    in_flight = self._in_flight.get(key)
-                    if in_flight is not None:
-                        run.answer = await self._join(in_flight, delivery)
+                    # Another delivery of the key may have run while this one waited.
+                    if self.has_run_of(delivery):
+                        run.answer = await self.join(delivery)
                     elif self.quarantined:
                         run.answer = await self._refuse("quarantine", delivery)
                     else:

@@ -70,16 +70,18 @@ class Parking:
         handler: BoundHandler | None,
         tenant: "Tenant | None",
         *,
-        take_expired: bool,
+        take_expired_until: float,
     ) -> Answer:
         """Store a delivery that no handler can run at present, and answer 200.
 
         The sender has delivered correctly: an error would only make it repeat the delivery and
         finally disable the endpoint. ``handler`` is None if the type has none; otherwise ``tenant``
-        is not active, or was removed. ``take_expired``: as for :meth:`.Inbox.claim_due`.
+        is not active, or was removed. ``take_expired_until``: as for :meth:`.Inbox.claim_due`.
         """
         parked = self.outcome(delivery, handler, tenant)
-        admitted = await self._inbox.park(delivery, parked.reason, take_expired=take_expired)
+        admitted = await self._inbox.park(
+            delivery, parked.reason, take_expired_until=take_expired_until
+        )
         if admitted.admission is not Admission.NEW:
             return self._recorder.answer_known(delivery, admitted)
         if not admitted.same_body:

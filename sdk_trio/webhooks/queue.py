@@ -221,8 +221,8 @@ class WorkerPool:
         try:
             # Nearly all stores have one process, so that is checked without a call.
             clock_watch = self._runner.clock_watch
-            take_expired = self._sharing is None or clock_watch.may_take_expired()
-            admitted = await self._inbox.accept(delivery, leased=direct, take_expired=take_expired)
+            until = inf if self._sharing is None else clock_watch.take_expired_until()
+            admitted = await self._inbox.accept(delivery, leased=direct, take_expired_until=until)
             if admitted.admission is not Admission.NEW:
                 return self._runner.recorder.answer_known(arrival.delivery, admitted)
             if not admitted.same_body:
@@ -423,7 +423,6 @@ class WorkerPool:
         return len(waiting)
 
     async def _fetch(self, workers: trio.Nursery) -> None:
-        take_expired = self._runner.clock_watch.may_take_expired()
         free_workers = self._free_workers
         claimable = self._claimable
         # Not before half of what was leased in advance has begun: few claims of many events.
@@ -436,7 +435,6 @@ class WorkerPool:
             free_workers = 1
         due, waiting = await self._claimer.claim_due(
             limit=int(min(FEED_LIMIT, claimable)),
-            take_expired=take_expired,
             free_workers=free_workers,
         )
         self._limited_waits = due.limited

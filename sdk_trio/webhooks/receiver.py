@@ -454,6 +454,7 @@ class WebhookReceiver:
             await trio.lowlevel.checkpoint()
             return
         await self._last.runner.leave()
+        self._last.runner.inline.report_unrecorded()
         await self._write_report(self._last.inbox, self._last)
 
     @property
@@ -512,8 +513,6 @@ class WebhookReceiver:
             finally:
                 self._running = self._endpoint.paths = None
                 # A scope for each, so that runs that do not end cannot use up the others' time.
-                with trio.move_on_after(CLEANUP_SECONDS, shield=True):
-                    await running.runner.inline.wait_until_ended()
                 with trio.move_on_after(CLEANUP_SECONDS, shield=True):
                     await running.runner.inline.end()
                 with trio.move_on_after(CLEANUP_SECONDS, shield=True):

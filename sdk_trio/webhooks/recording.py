@@ -286,15 +286,16 @@ class OutcomeRecorder:
         )
 
     def report_unrecorded(self, keys: Sequence[str]) -> None:
-        """Log the events whose runs have ended, and whose outcomes this process could not record
-        before its end."""
+        """Log the events whose runs have ended, and whose outcomes are no longer kept, although
+        the store did not confirm them."""
         _log.warning(
             "webhook.outcomes_unrecorded",
             keys=keys[:_NAMED],
             events=len(keys),
             hint=(
-                "the store did not confirm these outcomes before the process ended; their senders "
-                "were answered 503, and a redelivery may run their handlers again"
+                "the store did not confirm these outcomes, and the process ends, or has too many "
+                "of them; their senders were answered 503, and a redelivery may run their handlers "
+                "again"
             ),
         )
 

@@ -100,6 +100,74 @@ async def test_a_pause_does_not_run_an_event_again_whose_success_was_not_recorde
         assert (record.state, runs) == (DeliveryState.DONE, ["m1"])
 
 
+async def is_paused(admin):
+    return (await admin.metrics())["sdk_pauses"] == 1
+
+
+async def test_a_pause_runs_no_event_whose_failure_was_recorded_too_late(monkeypatch):
+    """The operator has replayed it meanwhile, so the redelivery belongs to the queue."""
+    runs = []
+
+    async def handler(event):
+        runs.append(event.webhook_id)
+        raise ValueError("no such product")
+
+    keys = {"Webhooks__InlineMaxAttempts": 1, "Webhooks__Queue__MaxAttempts": 1}
+    async with administered(registry(handler), Storage__Backend="Memory", **keys) as admin:
+        store, sent = admin.app.store, delivery_request(signed(webhook_id="m1"))
+        finish = store.finish
+
+        async def confirm_too_late(*arguments, **keywords):
+            assert await finish(*arguments, **keywords)
+            raise StoreUnavailableError("no answer")
+
+        with monkeypatch.context() as broken:
+            broken.setattr(store, "finish", confirm_too_late)
+            assert (await exchange(admin.app, sent)).status == 503
+        assert (await admin.replay({"ids": ["m1"]})).json()["replayed"] == 1
+
+        async def is_dead_again():
+            await trio.lowlevel.checkpoint()
+            return len(runs) == 2 and (await store.get("m1")).state is DeliveryState.DEAD
+
+        await until(is_dead_again)
+        assert (await post(admin, "pause", type="order.*")).status_code == 200
+        await until(lambda: is_paused(admin))
+        statuses = [(await exchange(admin.app, sent)).status for _ in range(2)]
+        assert (statuses, len(runs)) == ([503, 200], 2)
+        assert (await store.get("m1")).state is DeliveryState.RECEIVED
+
+
+async def test_copies_of_a_failed_event_that_wait_for_a_thread_run_nothing_in_a_pause(monkeypatch):
+    runs = []
+
+    def handler(event):
+        runs.append(event.webhook_id)
+        raise ValueError("no such product")
+
+    async def fail(*_arguments, **_keywords):
+        await trio.lowlevel.checkpoint()
+        raise StoreUnavailableError("disk full")
+
+    keys = {"Webhooks__InlineMaxAttempts": 1, "Webhooks__Queue__Threads": 1}
+    async with administered(registry(handler), Storage__Backend="Memory", **keys) as admin:
+        sent = delivery_request(signed(webhook_id="m1"))
+        with monkeypatch.context() as broken:
+            broken.setattr(admin.app.store, "finish", fail)
+            assert (await exchange(admin.app, sent)).status == 503
+        assert (await post(admin, "pause", type="order.*")).status_code == 200
+        await until(lambda: is_paused(admin))
+        statuses = []
+
+        async def redeliver():
+            statuses.append((await exchange(admin.app, sent)).status)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(redeliver)
+        assert (statuses, runs) == ([200] * 3, ["m1"])
+
+
 async def test_impossible_pauses_and_resumes_are_refused():
     async with administered() as admin:
         assert (await post(admin, "pause", type="")).status_code == 400

@@ -10,6 +10,7 @@ from contextlib import (
     closing,
 )
 from functools import partial
+from math import inf
 from typing import Any
 
 import attrs
@@ -125,22 +126,24 @@ async def test_leases_use_the_clock_of_the_database(database: Database, ahead: f
 
 
 async def test_a_step_of_a_hosts_clock_does_not_delay_its_take_over_of_expired_leases(
-    database: Database, monkeypatch: pytest.MonkeyPatch
+    database: Database,
 ) -> None:
     async with database.open("one", lease_seconds=0.1) as one, database.open("two") as two:
         await one.accept(delivery("m1"), leased=True)
         # As a host polls whose clock was set a moment ago.
         with trio.fail_after(30):
             while not (
-                due := await two.claim_due(limit=9, now=1000 + HOUR, take_expired=False)
+                due := await two.claim_due(limit=9, now=1000 + HOUR, take_expired_until=-inf)
             ).records:
                 await trio.sleep(0.05)
         assert [record.key for record in due.records] == ["m1"]
         await one.accept(delivery("m2"), leased=True)
         # As a poll does that has waited: its time is stale.
-        monkeypatch.setattr("sdk_trio.storage.inbox.LATE_SECONDS", -1.0)
+        late = clock.monotonic() - 1
         with trio.fail_after(30):
-            while not (due := await two.claim_due(limit=9, now=1000 - HOUR)).records:
+            while not (
+                due := await two.claim_due(limit=9, now=1000 - HOUR, take_expired_until=late)
+            ).records:
                 await trio.sleep(0.05)
         assert [record.key for record in due.records] == ["m2"]
 

@@ -5,6 +5,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,10 @@ import trio
 import trio.testing
 from support.keyed import ByKey
 
+from sdk_trio.base import clock
 from sdk_trio.errors import StoreLostError, StoreUnavailableError, StoreVersionError
 from sdk_trio.records.deliveries import Admission, DeliveryState, Done, NewDelivery, Retry
 from sdk_trio.storage import commit
-from sdk_trio.storage import inbox as inbox_module
 from sdk_trio.storage.admission import LeaseTerms
 from sdk_trio.storage.engines.files import StoreFile
 from sdk_trio.storage.inbox import PURGE_CHUNK
@@ -600,17 +601,16 @@ async def test_overwriting_costs_the_ordinary_way_of_a_delivery_no_page(tmp_path
 
 
 async def test_a_poll_that_waited_or_may_not_take_over_claims_no_expired_lease(
-    file: Path, inbox: SqliteInbox, monkeypatch: pytest.MonkeyPatch
+    file: Path, inbox: SqliteInbox
 ) -> None:
     """By the clock of the caller, which was set meanwhile, a lease that is in force has expired."""
     other = await SqliteInbox.open(
         file, LeaseTerms(owner="other", lease_seconds=10, dedup_seconds=100, payload_seconds=40)
     )
     await other.accept(delivery("m1"), leased=True)
-    assert not (await inbox.claim_due(limit=9, now=4600.0, take_expired=False)).records
-    monkeypatch.setattr(inbox_module, "LATE_SECONDS", 0.0)
-    assert not (await inbox.claim_due(limit=9, now=4600.0)).records
-    monkeypatch.undo()
+    for until in (-inf, clock.monotonic() - 0.001):
+        due = await inbox.claim_due(limit=9, now=4600.0, take_expired_until=until)
+        assert not due.records
     (record,) = (await inbox.claim_due(limit=9, now=4600.0)).records
     assert record.webhook_id == "m1"
     await other.close()
@@ -627,6 +627,7 @@ async def test_an_admission_that_may_not_take_over_finds_an_inline_run_in_progre
     )
     await other.claim(msgspec.structs.replace(delivery("m1"), received_at=5000.0))
     again = msgspec.structs.replace(delivery("m1"), received_at=5000.0 + step)
-    assert (await admit(again, take_expired=False)).admission is Admission.RUNNING
+    for until in (-inf, clock.monotonic() - 0.001):  # a step, and a wait for the store
+        assert (await admit(again, take_expired_until=until)).admission is Admission.RUNNING
     assert (await admit(again)).admission is Admission.NEW
     await other.close()

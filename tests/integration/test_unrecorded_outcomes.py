@@ -1,5 +1,6 @@
 """An inline run whose outcome the store could not record: it is recorded later, and runs once."""
 
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from unittest.mock import patch
 
 import pytest
 import trio
+import trio.testing
 from support.admin import TOKEN, administered
 from support.deliveries import Bench, arrival
 from support.serving import delivery_request, exchange, registry, signed
@@ -17,6 +19,7 @@ from support.waiting import until
 
 from sdk_trio.errors import StoreUnavailableError
 from sdk_trio.records.deliveries import Dead, DeliveryState
+from sdk_trio.webhooks import inline
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +47,10 @@ def failing_ends(inbox: Any) -> Iterator[None]:
         yield
 
 
+def unavailable(*_arguments: object, **_keywords: object) -> None:
+    raise StoreUnavailableError("disk full")
+
+
 class Shop:
     """A handler of every order, and the runs that it had."""
 
@@ -57,8 +64,8 @@ class Shop:
         return Bench.of(registry(handler), inbox, clock=time.time)
 
 
-async def deliver(bench: Bench, webhook_id: str = "m1") -> int:
-    arrived = arrival(webhook_id=webhook_id, now=time.time())
+async def deliver(bench: Bench, webhook_id: str = "m1", subject: str = "s1") -> int:
+    arrived = arrival(webhook_id=webhook_id, subject=subject, now=time.time())
     answer = await bench.runner.inline.run(arrived, bench.handler())
     return answer.status
 
@@ -130,7 +137,7 @@ async def test_an_outcome_that_the_store_confirmed_too_late_is_reported(stores: 
     ):
         await deliver(bench)
     await bench.runner.inline.record_ended()
-    assert "m1" not in bench.runner.inline.unrecorded
+    assert not bench.runner.inline.unrecorded.by_key
     assert (shop.runs, bench.counters.values["handled"]) == (["m1"], 1)
 
 
@@ -151,6 +158,67 @@ async def test_a_stop_records_it_or_names_it(
     assert shop.runs == ["m1", "m2"]
 
 
+@pytest.mark.parametrize("stores", ["sqlite", "postgres"], indirect=True)
+async def test_a_claim_that_is_committed_too_late_keeps_its_lease(stores: Stores) -> None:
+    shop = Shop()
+    one, two = [shop.bench((await stores.open(owner)).raw) for owner in ("one", "two")]
+    with failing_ends(one.inbox), pytest.raises(StoreUnavailableError):
+        await deliver(one)
+    claim = one.inbox.claim
+
+    async def claim_too_late(*arguments: Any, **named: Any) -> None:
+        await claim(*arguments, **named)
+        raise StoreUnavailableError("no answer")
+
+    with patch.object(one.inbox, "claim", claim_too_late):
+        await one.runner.inline.record_ended()
+    assert (await one.runner.renew()).given_up == 0
+    assert await deliver(two) == 503
+    await one.runner.inline.record_ended()
+    assert await deliver(one) == 200
+    assert (shop.runs, one.counters.values["handled"]) == (["m1"], 1)
+
+
+@pytest.mark.parametrize("stores", ["sqlite"], indirect=True)
+async def test_another_body_is_evidence_beside_the_one_that_was_handled(
+    stores: Stores, tmp_path: Path
+) -> None:
+    """The claim of the first one was not stored, either."""
+    inbox = (await stores.open(claims=tmp_path / "claims")).raw
+    shop = Shop()
+    bench = shop.bench(inbox)
+    with trio.fail_after(10):
+        while inbox.claim_unawaited(arrival(now=time.time()).delivery) is None:
+            await trio.sleep(0.01)  # the keys of the store are being read
+    await bench.runner.renew()
+    broken = patch.object(inbox._engine, "transact", unavailable)
+    with broken, pytest.raises(StoreUnavailableError):
+        await deliver(bench, subject="first")
+    assert await deliver(bench, subject="second") == 200
+    record = await inbox.get("m1")
+    assert (record.state, b"first" in record.raw) == (DeliveryState.DONE, True)
+    (other,) = await inbox.evidence("m1")
+    assert b"second" in other.raw
+    assert (shop.runs, bench.counters.values["different_body"]) == (["m1"], 1)
+
+
+async def test_too_many_are_dropped_and_named(
+    stores: Stores, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop = Shop()
+    bench = shop.bench((await stores.open()).raw)
+    size = len(arrival(webhook_id="m1").delivery.raw)
+    monkeypatch.setattr(inline, "MOST_UNRECORDED_BYTES", 2 * size)
+    with failing_ends(bench.inbox):
+        for number in range(3):
+            with pytest.raises(StoreUnavailableError):
+                await deliver(bench, f"m{number}")
+    assert logged(caplog, "webhook.outcomes_unrecorded") == [["m0"]]
+    await bench.runner.inline.end()
+    states = [(await bench.inbox.get(f"m{number}")).state for number in range(3)]
+    assert states == [DeliveryState.RUNNING, DeliveryState.DONE, DeliveryState.DONE]
+
+
 async def test_an_outcome_is_obsolete_after_a_replay(stores: Stores) -> None:
     shop = Shop()
     bench = shop.bench((await stores.open()).raw)
@@ -160,7 +228,7 @@ async def test_an_outcome_is_obsolete_after_a_replay(stores: Stores) -> None:
     await bench.inbox.finish(ended.lease, Dead("an operator"), now=time.time())
     await bench.inbox.replay(["m1"])
     await bench.runner.inline.record_ended()
-    assert "m1" not in bench.runner.inline.unrecorded
+    assert not bench.runner.inline.unrecorded.by_key
     assert (await bench.inbox.get("m1")).state is DeliveryState.RECEIVED
 
 
@@ -172,14 +240,11 @@ async def test_an_end_together_with_its_claim_is_recorded_after_an_outage(
     shop = Shop()
     bench = shop.bench(inbox)
 
-    def fail(*_arguments: object, **_keywords: object) -> None:
-        raise StoreUnavailableError("disk full")
-
     with trio.fail_after(10):
         while inbox.claim_unawaited(arrival(now=time.time()).delivery) is None:
             await trio.sleep(0.01)  # the keys of the store are being read
     await bench.runner.renew()
-    with patch.object(inbox._engine, "transact", fail):
+    with patch.object(inbox._engine, "transact", unavailable):
         for _ in range(2):
             with pytest.raises(StoreUnavailableError):
                 await deliver(bench)
@@ -188,6 +253,77 @@ async def test_an_end_together_with_its_claim_is_recorded_after_an_outage(
     await bench.runner.inline.record_ended()
     assert (await inbox.get("m1")).state is DeliveryState.DONE
     assert (shop.runs, bench.counters.values["handled"]) == (["m1"], 1)
+
+
+@pytest.mark.parametrize("backend", ["Memory", "Sqlite"])
+async def test_a_body_of_another_type_does_not_run_it_again(backend: str) -> None:
+    shop = Shop()
+
+    async def handler(event: Any) -> None:
+        shop.runs.append(event.webhook_id)
+
+    async with administered(registry(handler), Storage__Backend=backend) as admin:
+        store = admin.app.store
+        with failing_ends(store):
+            sent = delivery_request(signed(webhook_id="m1"))
+            assert (await exchange(admin.app, sent)).status == 503
+        other = delivery_request(signed(b'{"type":"no.handler","data":{}}', webhook_id="m1"))
+        assert (await exchange(admin.app, other)).status == 200
+        assert (await store.get("m1")).state is DeliveryState.DONE
+        assert shop.runs == ["m1"]
+
+
+@pytest.mark.parametrize("backend", ["Memory", "Sqlite"])
+async def test_copies_that_wait_for_a_thread_meanwhile_do_not_run_it_again(backend: str) -> None:
+    runs: list[str] = []
+    statuses: list[int] = []
+    may_end = threading.Event()
+
+    def handler(event: Any) -> None:
+        runs.append(event.webhook_id)
+        may_end.wait(30)
+
+    keys = {"Storage__Backend": backend, "Webhooks__Queue__Threads": 1}
+    async with administered(registry(handler), **keys) as admin, trio.open_nursery() as nursery:
+
+        async def deliver(webhook_id: str) -> None:
+            sent = delivery_request(signed(webhook_id=webhook_id))
+            statuses.append((await exchange(admin.app, sent)).status)
+
+        async def has(count: int) -> bool:
+            await trio.lowlevel.checkpoint()
+            return len(statuses if may_end.is_set() else runs) == count
+
+        nursery.start_soon(deliver, "other")
+        await until(lambda: has(1))
+        with failing_ends(admin.app.store):
+            for _ in range(3):
+                nursery.start_soon(deliver, "m1")
+            await trio.testing.wait_all_tasks_blocked(0.05)
+            may_end.set()
+            await until(lambda: has(4))
+        assert (statuses, runs) == ([503] * 4, ["other", "m1"])
+        statuses.clear()
+        for webhook_id in ("m1", "other"):
+            await deliver(webhook_id)
+        assert (statuses, runs) == ([200, 200], ["other", "m1"])
+
+
+@pytest.mark.parametrize("backend", ["Memory", "Sqlite"])
+async def test_a_process_that_ends_at_once_names_it(
+    backend: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    shop = Shop()
+
+    async def handler(event: Any) -> None:
+        shop.runs.append(event.webhook_id)
+
+    async with administered(registry(handler), Storage__Backend=backend) as admin:
+        with failing_ends(admin.app.store):
+            sent = delivery_request(signed(webhook_id="m1"))
+            assert (await exchange(admin.app, sent)).status == 503
+            await admin.app.runtime.receiver.leave()
+        assert logged(caplog, "webhook.outcomes_unrecorded") == [["m1"]]
 
 
 @pytest.mark.parametrize("backend", ["Memory", "Sqlite"])

@@ -17,6 +17,7 @@ from sdk_trio.client.errors import CircuitOpenError
 from sdk_trio.errors import RetryLater, StoreUnavailableError
 from sdk_trio.events import OrderCreatedEvent, OrderPaidEvent, OrderUpdatedEvent
 from sdk_trio.records.deliveries import DeliveryState, Done, Retry
+from sdk_trio.storage.open import LEASE_SECONDS
 from sdk_trio.webhooks import arrival as arrival_module
 from sdk_trio.webhooks import queue
 
@@ -930,6 +931,34 @@ async def test_events_that_become_due_without_a_signal_are_fetched(autojump_cloc
                 await trio.sleep(0.1)
         bench.queue.close()
     assert handled == ["a", "b"]
+
+
+async def test_a_clock_that_is_set_while_a_fetch_waits_ends_no_lease_of_others(autojump_clock):
+    """The fetch waits for a renewal, which waits for the disk."""
+    handled, steps = [], [0.0]
+
+    async def handle(event):
+        handled.append(event.webhook_id)
+
+    def clock():
+        return trio.current_time() + sum(steps)
+
+    inbox = memory_inbox()
+    other = ByKey(memory_inbox(owner="other", shares=inbox))
+    bench = Bench.of(queued(handle), inbox, clock=clock)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(bench.queue.run)
+        await trio.sleep(LEASE_SECONDS)
+        await other.accept(arrival(webhook_id="a", now=clock()).delivery, leased=True)
+        async with bench.runner.leases.lock:
+            bench.queue.wake()
+            await trio.sleep(0.1)
+            steps.append(3600.0)
+        await trio.sleep(LEASE_SECONDS / 2)
+        assert handled == []
+        await trio.sleep(LEASE_SECONDS)
+        assert handled == ["a"], "its lease has expired since"
+        bench.queue.close()
 
 
 async def test_an_event_that_comes_back_does_not_run_beside_its_run_that_was_taken_over(

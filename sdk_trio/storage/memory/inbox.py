@@ -11,7 +11,7 @@ an inline run is not a checkpoint, and ``claim`` lets no other task run: such a 
 request, which has its own checkpoints, and a further one would cost as much as all the work of this
 store. ``close`` closes first, and is a checkpoint after it.
 
-No other process has leases here, so ``take_expired`` changes nothing for a delivery that arrives.
+No other process has leases here, so ``take_expired_until`` changes no admission.
 """
 
 import math
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 import trio
 
+from ...base import clock
 from ...base.logs import get_logger
 from ...base.telemetry import Sample
 from ...base.text import storable
@@ -182,13 +183,19 @@ class MemoryInbox:
     # -- deliveries ------------------------------------------------------------------------------
 
     async def accept(
-        self, delivery: NewDelivery, *, leased: bool, take_expired: bool = True
+        self, delivery: NewDelivery, *, leased: bool, take_expired_until: float = math.inf
     ) -> Admitted:
         await self._begin()
         leased = leased and not delivery.ordered
         return self._admit(delivery, ACCEPTING, DeliveryState.RECEIVED, leased)
 
-    async def claim(self, delivery: NewDelivery, *, take_expired: bool = True) -> Admitted:
+    async def claim(
+        self,
+        delivery: NewDelivery,
+        *,
+        take_expired_until: float = math.inf,
+        token: int | None = None,
+    ) -> Admitted:
         # Not a whole checkpoint: the request around this run has one already.
         await trio.lowlevel.checkpoint_if_cancelled()
         self._require_open()
@@ -199,7 +206,11 @@ class MemoryInbox:
         return None
 
     async def park(
-        self, delivery: NewDelivery, reason: str | None = None, *, take_expired: bool = True
+        self,
+        delivery: NewDelivery,
+        reason: str | None = None,
+        *,
+        take_expired_until: float = math.inf,
     ) -> Admitted:
         await self._begin()
         admitted = self._admit(delivery, PARKING, DeliveryState.PARKED, False)
@@ -536,11 +547,12 @@ class MemoryInbox:
         *,
         limit: int,
         now: float,
-        take_expired: bool = True,
+        take_expired_until: float = math.inf,
         limits: ClaimLimits | None = None,
     ) -> Due:
         await self._begin()
         rows = self._rows
+        take_expired = clock.monotonic() <= take_expired_until
         allowance = Allowance(rows, limits or NO_LIMITS, now)
         due: list[MemoryRow] = []
         blocking: list[MemoryRow] = []

@@ -50,6 +50,7 @@ the row was locked before.
 """
 
 import hashlib
+import math
 import os
 import random
 from collections.abc import Mapping, Sequence
@@ -58,6 +59,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
+from ...base import clock
 from ...base.text import storable
 from ...records.deliveries import (
     MOST_EVIDENCE,
@@ -88,13 +90,19 @@ class Arriving(msgspec.Struct, frozen=True, gc=False):
     """A delivery to be kept; ``token`` is that of its lease, None if it is not leased.
 
     ``new_in``: in this version of the store surely no row has its key, so that the key need not be
-    looked up; None: it may be known. ``take_expired``: as for :meth:`Inbox.claim_due`.
+    looked up; None: it may be known. ``take_expired_until``: as for :meth:`Inbox.claim_due`.
     """
 
     delivery: NewDelivery
     token: int | None
     new_in: Version | None = None
-    take_expired: bool = True
+    take_expired_until: float = math.inf
+
+
+def may_take_expired(tx: SqlTransaction, until: float) -> bool:
+    """Return whether expired leases of others may be taken over, which the caller allows ``until``
+    then; by the server's clock they may always."""
+    return tx.dialect.server_clock or clock.monotonic() <= until
 
 
 #: The answer, and the sequence of the delivery: with the token that it came with, its lease. None:
@@ -169,10 +177,10 @@ def park(
     delivery: NewDelivery,
     reason: str | None = None,
     *,
-    take_expired: bool = True,
+    take_expired_until: float = math.inf,
 ) -> Admitted:
     """Store ``delivery`` as parked, with the reason."""
-    arriving = Arriving(delivery, None, take_expired=take_expired)
+    arriving = Arriving(delivery, None, take_expired_until=take_expired_until)
     ((admitted, _),) = _park_all(tx, terms, [arriving], reason=reason)
     return admitted
 
@@ -331,7 +339,7 @@ def _admit_known(
             if added is not None:
                 return NEW, added
             continue
-        take_expired = tx.dialect.server_clock or arriving.take_expired
+        take_expired = may_take_expired(tx, arriving.take_expired_until)
         stored = _read_stored(terms, row, take_expired=take_expired)
         rule = rules[existing_state(stored.known, now=now, dedup_seconds=terms.dedup_seconds)]
         if rule.change is not Change.NOTHING and sequence != locked:
