@@ -551,11 +551,13 @@ class Feed:
     async def _poll(self) -> None:
         reached = await self._reach()
         if reached > self._position:
-            # After a power cut, another delivery could get the position of one that was sent.
-            await self._inbox.sync()
-            self._position = reached
-            for listener in self._listeners:
-                listener.flag.set()
+            # After a power cut, another delivery could get the position of one that was sent. While
+            # nothing can be synced, all but new deliveries is still reported.
+            with suppress(StoreUnavailableError):
+                await self._inbox.sync()
+                self._position = reached
+                for listener in self._listeners:
+                    listener.flag.set()
         for record in await self._changed():
             message = {"kind": "changed", "at": self._clock(), "event": listed(record)}
             for listener in self._listeners:

@@ -24,6 +24,9 @@ from sdk_trio.errors import StoreUnavailableError
 from sdk_trio.webhooks.rejections import KEPT, Rejection
 from sdk_trio.webhooks.signature import Keyring, parse_signature_header
 
+#: A test value: not that of the receiver.
+OTHER_SECRET = "whsec_bm90LXRoZS1zZWNyZXQtb2YtdGhlLXJlY2VpdmVy"
+
 
 @pytest.fixture(autouse=True)
 def token(monkeypatch, tmp_path):
@@ -159,11 +162,7 @@ async def test_a_change_of_state_is_sent_after_the_arrival():
 
 async def test_a_rejected_request_is_sent_with_its_cause():
     async with administered(registry(works)) as admin, listening(admin) as listener:
-        forged = signed(
-            "order.paid",
-            secret="whsec_bm90LXRoZS1zZWNyZXQtb2YtdGhlLXJlY2VpdmVy",
-            webhook_id="msg_x",
-        )
+        forged = signed("order.paid", secret=OTHER_SECRET, webhook_id="msg_x")
         answer = await admin.app.deliver(forged, settle=False)
         assert answer.status == 400
         rejection = (await listener.next("rejected"))["rejection"]
@@ -176,6 +175,21 @@ async def test_a_rejected_request_is_sent_with_its_cause():
         }
         assert rejection["size"] > 100
         assert rejection["address"] == "127.0.0.1"
+
+
+async def test_while_nothing_can_be_synced_only_deliveries_wait(monkeypatch):
+    async def is_full(*_, **__):
+        await trio.lowlevel.checkpoint()
+        raise StoreUnavailableError("the disk is full")
+
+    async with administered(registry(works)) as admin, listening(admin) as listener:
+        with monkeypatch.context() as broken:
+            broken.setattr(admin.runtime.receiver.store, "sync", is_full)
+            await admin.app.deliver("order.paid", webhook_id="msg_0")
+            forged = signed("order.paid", secret=OTHER_SECRET, webhook_id="msg_x")
+            assert (await admin.app.deliver(forged, settle=False)).status == 400
+            assert (await listener.next("rejected"))["rejection"]["webhook_id"] == "msg_x"
+        assert (await listener.next("delivery"))["event"]["webhook_id"] == "msg_0"
 
 
 async def test_rejections_that_are_not_kept_are_counted_as_lagged():
