@@ -43,7 +43,8 @@ LATE_SECONDS = 20.0
 #: Time after which the reported success of a queued run is committed, in seconds.
 UNCOMMITTED_SECONDS = 2 * LINGER_SECONDS
 
-#: A process that stops within this many seconds after a fault of the disk may give up outcomes.
+#: A process that stops within this many seconds after a fault of the disk may give up outcomes, and
+#: one that crashes may leave the outcomes of its last seconds unrecorded.
 GIVE_UP_SECONDS = 10.0
 
 
@@ -104,11 +105,13 @@ class Auditor:
         self.runs: dict[str, list[HandlerRun]] = {}
         # When the success of an event was reported as recorded, and by which host.
         self._recorded: dict[str, tuple[float, str]] = {}
-        # Hosts that may have left outcomes unrecorded: those that crashed, those that were stalled
-        # for long, and those that stopped while the disk failed.
         self._down: set[str] = set()
         self._stalled: set[str] = set()
-        self._gave_up: set[str] = set()
+        # Hosts that may have left outcomes unrecorded, and of which successes: those that crashed,
+        # those that were stalled for long, and those that stopped while the disk failed.
+        self._unrecorded_since: dict[str, float] = {}
+        # When the hosts that are stalled at present were stalled.
+        self._stalled_at: dict[str, float] = {}
         self._ordered: set[str] = set()
         self._begun = 0
         #: The start and end of each fault, in seconds.
@@ -190,6 +193,7 @@ class Auditor:
         """Note that a host has crashed: its runs have no end."""
         self._disturb(self._now())
         self._down.add(machine)
+        self._note_unrecorded(machine)
         self._crashed_at = self._now()
         self._forget_uncommitted(machine)
         for runs in self.runs.values():
@@ -202,16 +206,17 @@ class Auditor:
 
         Another host may then run its events, and its own runs continue when it resumes.
         """
-        self._paused_at = self._now()
+        self._paused_at = self._stalled_at[machine] = self._now()
         self._disturb(self._now())
         if long:
             self._stalled.add(machine)
+            self._note_unrecorded(machine)
             self._forget_uncommitted(machine)
 
     def wake(self, machine: str) -> None:
         """Note that a host was resumed; after a long stall, outcomes of its runs may not count."""
         self._paused_at = self._now()
-        self._disturb(self._now())
+        self._disturbances.append((self._stalled_at.pop(machine, self._now()), self._now()))
         if machine in self._stalled:
             self._crashed_at = self._now()
 
@@ -226,7 +231,7 @@ class Auditor:
         """Note that a process has stopped, as requested or by an error."""
         now = self._stopped_at = self._now()
         if now <= self._faulty_until + GIVE_UP_SECONDS:
-            self._gave_up.add(machine)
+            self._note_unrecorded(machine)
         if now <= self._faulty_until:
             since = min(now, self._faulty_since) - UNCOMMITTED_SECONDS
             self._forget([
@@ -252,7 +257,18 @@ class Auditor:
 
         The outcome of that run was not reported as recorded, and only its own host could record it.
         """
-        return any(run.machine in hosts for hosts in (self._down, self._stalled, self._gave_up))
+        ended = math.inf if run.ended is None else run.ended
+        return ended >= self._unrecorded_since.get(run.machine, math.inf)
+
+    def _note_unrecorded(self, machine: str) -> None:
+        """Note that the last successes of a host may not be recorded: those of the last seconds,
+        and those since the store has not answered."""
+        since = self._now() - GIVE_UP_SECONDS
+        stalls = [(at, self._now()) for at in self._stalled_at.values()]
+        for at, until in sorted(self._disturbances + stalls, reverse=True):
+            if until >= since:
+                since = min(since, at - GIVE_UP_SECONDS)
+        self._unrecorded_since.setdefault(machine, since)
 
     def begin(
         self,

@@ -61,6 +61,9 @@ RETRY_SLACK_SECONDS = 60.0
 #: A stop must end within the drain timeout and this many virtual seconds.
 STOP_SECONDS = 5.0
 
+#: The seconds after which a takeover of leases has failed: no answer of a store takes longer.
+TAKE_OVER_SECONDS = 10.0
+
 _PATH = "/hooks/sdk"
 
 #: A file system in memory, if there is one: the files of a world need no real disk. The directory
@@ -336,9 +339,13 @@ class Simulation:
             if runtime is not None and member.serves:
                 held = {}
                 for owner, successor in list(self._orphans.items()):
-                    try:
-                        held[owner] = await runtime.receiver.take_over(owner, successor)
-                    except SdkError:  # the leases expire
+                    # The process that takes over may end meanwhile, and then never answers.
+                    with trio.move_on_after(TAKE_OVER_SECONDS) as patience:
+                        try:
+                            held[owner] = await runtime.receiver.take_over(owner, successor)
+                        except SdkError:  # the leases expire
+                            break
+                    if patience.cancelled_caught:
                         break
                     self._orphans.pop(owner, None)
                 return held
