@@ -1,5 +1,6 @@
 """The auditor of the simulation: which second run of an event it excuses."""
 
+import msgspec
 import pytest
 
 from sdk_trio.testing.simulation.audit import Auditor
@@ -81,3 +82,18 @@ def test_a_stop_during_a_fault_of_the_disk_gives_up_an_outcome(world):
     world.auditor.stop("host.1")
     world.runs("host.2", recorded=True)
     assert world.found == []
+
+
+@pytest.mark.parametrize(("stopped_at", "found"), [(None, ["too_long"]), (99.0, [])])
+def test_only_an_event_that_a_stopped_process_may_have_claimed_may_take_long(
+    world, stopped_at, found
+):
+    """The queue runs it then, as it runs any event whose process has ended."""
+    world.auditor.events[EVENT.key] = msgspec.structs.replace(EVENT, at=98.0)
+    if stopped_at is not None:
+        world.now = stopped_at
+        world.auditor.stop("host.1")
+    run = world.auditor.begin(EVENT.key, "host.2", 15.0, ordered=False)
+    world.now += 25.0
+    world.auditor.end(run, "done")
+    assert world.found == found

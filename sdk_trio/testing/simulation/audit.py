@@ -387,10 +387,12 @@ class Auditor:
         run.ended, run.result = now, result
         took = now - run.begun
         disturbed_at = max(self._crashed_at, self._faulty_until, self._paused_at)
-        # The queue runs inline events that were interrupted by a crash, parked or paused, without
-        # this limit.
+        # The queue runs inline events without this limit if they were parked or paused, or if a
+        # process has ended since they arrived: it may have left a claim behind.
         is_first = run is self.runs[run.key][0] and run.key not in self.parked
         is_first = is_first and not self._held_until(run.key, 0.0)
+        ended_at = max(self._crashed_at, self._stopped_at)
+        is_first = is_first and self.events[run.key].at > ended_at
         if is_first and took > run.limit + LIMIT_SLACK_SECONDS and disturbed_at < run.begun:
             self.find("too_long", f"the handler of {run.key} took {took:.1f} s")
 
