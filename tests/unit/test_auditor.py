@@ -97,3 +97,46 @@ def test_only_an_event_that_a_stopped_process_may_have_claimed_may_take_long(
     world.now += 25.0
     world.auditor.end(run, "done")
     assert world.found == found
+
+
+def test_a_kill_excuses_only_the_successes_of_the_last_seconds(world):
+    """The outcome is recorded about a second after the store answers."""
+    world.auditor.fault(world.now + 5.0)
+    world.runs("host.1", recorded=False)
+    world.now += 30.0
+    world.auditor.crash("host.1")
+    world.runs("host.2", recorded=True)
+    assert world.found == ["ran_again"]
+
+
+@pytest.mark.parametrize("disturb", ["fault", "stall"])
+def test_while_no_store_answers_a_kill_excuses_earlier_successes(world, disturb):
+    if disturb == "fault":
+        world.auditor.fault(world.now + 60.0)
+    else:
+        world.auditor.stall("other", long=False)
+    world.runs("host.1", recorded=False)
+    world.now += 50.0
+    world.auditor.crash("host.1")
+    world.runs("host.2", recorded=True)
+    assert world.found == []
+
+
+def test_a_suspension_of_a_tenant_excuses_no_second_run(world):
+    world.auditor.may_park("tenant")
+    world.runs("host.1", recorded=False)
+    world.now += 30.0
+    world.auditor.crash("host.1")
+    world.runs("host.2", recorded=True)
+    assert world.found == ["ran_again"]
+
+
+@pytest.mark.parametrize(("after", "found"), [(1.0, []), (60.0, ["ran_again"])])
+def test_a_long_stall_excuses_the_runs_before_its_end(world, after, found):
+    world.auditor.stall("host.1", long=True)
+    world.now += 100.0
+    world.auditor.wake("host.1")
+    world.now += after
+    world.runs("host.1", recorded=False)
+    world.runs("host.2", recorded=True)
+    assert world.found == found

@@ -107,9 +107,12 @@ class Auditor:
         self._recorded: dict[str, tuple[float, str]] = {}
         self._down: set[str] = set()
         self._stalled: set[str] = set()
-        # Hosts that may have left outcomes unrecorded, and of which successes: those that crashed,
-        # those that were stalled for long, and those that stopped while the disk failed.
-        self._unrecorded_since: dict[str, float] = {}
+        # Hosts that may have left outcomes unrecorded: those that crashed, those that were stalled
+        # for long, and those that stopped while the disk failed. Of runs that ended after the first
+        # time, and began before the second one.
+        self._unrecorded: dict[str, list[tuple[float, float]]] = {}
+        # The start and end of each time in which a store may not have answered.
+        self._store_faults: list[tuple[float, float]] = []
         # When the hosts that are stalled at present were stalled.
         self._stalled_at: dict[str, float] = {}
         self._ordered: set[str] = set()
@@ -210,14 +213,17 @@ class Auditor:
         self._disturb(self._now())
         if long:
             self._stalled.add(machine)
-            self._note_unrecorded(machine)
+            self._note_unrecorded(machine, until=math.inf)
             self._forget_uncommitted(machine)
 
     def wake(self, machine: str) -> None:
         """Note that a host was resumed; after a long stall, outcomes of its runs may not count."""
         self._paused_at = self._now()
-        self._disturbances.append((self._stalled_at.pop(machine, self._now()), self._now()))
+        self._disturb(self._now())
+        self._store_faults.append((self._stalled_at.pop(machine, self._now()), self._now()))
         if machine in self._stalled:
+            (since, _) = self._unrecorded[machine].pop()
+            self._unrecorded[machine].append((since, self._now() + GIVE_UP_SECONDS))
             self._crashed_at = self._now()
 
     def fault(self, until: float) -> None:
@@ -225,6 +231,7 @@ class Auditor:
         if self._faulty_until + AFTERMATH_SECONDS < self._now():
             self._faulty_since = self._now()
         self._faulty_until = max(self._faulty_until, until)
+        self._store_faults.append((self._now(), until))
         self._disturb(until)
 
     def stop(self, machine: str) -> None:
@@ -257,18 +264,22 @@ class Auditor:
 
         The outcome of that run was not reported as recorded, and only its own host could record it.
         """
-        ended = math.inf if run.ended is None else run.ended
-        return ended >= self._unrecorded_since.get(run.machine, math.inf)
+        return any(
+            run.ended is not None and run.ended >= since and run.begun <= until
+            for since, until in self._unrecorded.get(run.machine, ())
+        )
 
-    def _note_unrecorded(self, machine: str) -> None:
+    def _note_unrecorded(self, machine: str, *, until: float | None = None) -> None:
         """Note that the last successes of a host may not be recorded: those of the last seconds,
-        and those since the store has not answered."""
-        since = self._now() - GIVE_UP_SECONDS
-        stalls = [(at, self._now()) for at in self._stalled_at.values()]
-        for at, until in sorted(self._disturbances + stalls, reverse=True):
-            if until >= since:
+        and those since the store has not answered. ``until``: now, unless it is stalled."""
+        now = self._now()
+        since = now - GIVE_UP_SECONDS
+        stalls = [(at, now) for at in self._stalled_at.values()]
+        for at, end in sorted(self._store_faults + stalls, reverse=True):
+            if end >= since:
                 since = min(since, at - GIVE_UP_SECONDS)
-        self._unrecorded_since.setdefault(machine, since)
+        window = (since, now if until is None else until)
+        self._unrecorded.setdefault(machine, []).append(window)
 
     def begin(
         self,
