@@ -549,12 +549,16 @@ class Feed:
                 await trio.sleep(QUIET_SECONDS)
 
     async def _poll(self) -> None:
+        failure: StoreUnavailableError | None = None
         reached = await self._reach()
         if reached > self._position:
             # After a power cut, another delivery could get the position of one that was sent. While
             # nothing can be synced, all but new deliveries is still reported.
-            with suppress(StoreUnavailableError):
+            try:
                 await self._inbox.sync()
+            except StoreUnavailableError as error:
+                failure = error
+            else:
                 self._position = reached
                 for listener in self._listeners:
                     listener.flag.set()
@@ -567,6 +571,8 @@ class Feed:
                     listener.offer(message)
         self._poll_rejected()
         await self._poll_tenants()
+        if failure is not None:
+            raise failure
 
     async def _reach(self) -> int:
         """Return the sequence up to which no new row can appear."""

@@ -189,10 +189,10 @@ class Admission(enum.Enum):
 class Lease(msgspec.Struct, eq=False, gc=False):
     """The ownership of one run: a claim returns it, and every later operation on the run names it.
 
-    ``key`` is the delivery's. The token is new with each claim: an operation whose token is not the
-    current one changes nothing. ``sequence`` and ``start`` belong to the store: ``start`` is its
-    ``UnawaitedStart`` while the start of the run may not be recorded yet, which the outcome records
-    again; else None.
+    ``key`` is the delivery's. The token is new with each claim of a run: an operation whose token
+    is not the current one changes nothing. ``sequence`` and ``start`` belong to the store:
+    ``start`` is its ``UnawaitedStart`` while the start of the run may not be recorded yet, which
+    the outcome records again; else None.
     """
 
     key: str

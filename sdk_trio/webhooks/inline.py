@@ -85,33 +85,25 @@ class UnrecordedRuns:
         return (run for run in self.by_key.values() if isinstance(run.outcome, Done))
 
     def add(self, run: EndedRun) -> list[str]:
-        """Keep a run; the oldest ones are dropped if there are too many. Return their keys."""
+        """Keep a run; older ones are dropped if there are too many. Return their keys."""
+        self.remove(run.lease.key)
         self.by_key[run.lease.key] = run
         self._body_bytes += len(run.arrival.delivery.raw)
         dropped = []
-        while len(self.by_key) > MOST_UNRECORDED or self._body_bytes > MOST_UNRECORDED_BYTES:
+        while len(self.by_key) > 1 and (
+            len(self.by_key) > MOST_UNRECORDED or self._body_bytes > MOST_UNRECORDED_BYTES
+        ):
             dropped.append(next(iter(self.by_key)))
-            self._remove(dropped[-1])
+            self.remove(dropped[-1])
         if isinstance(run.outcome, Done):
             self.added.set()
         return dropped
 
-    def take(self, key: str, earlier_attempts: int) -> EndedRun | None:
-        """Remove the run of a key and return it.
-
-        None if there is none, or if the event was replayed since: its number of earlier attempts
-        has changed then, and the outcome is obsolete.
-        """
-        run = self._remove(key)
-        if run is not None and run.arrival.earlier_attempts == earlier_attempts:
-            return run
-        return None
-
-    def _remove(self, key: str) -> EndedRun | None:
+    def remove(self, key: str) -> None:
+        """Remove the run of a key, if there is one."""
         run = self.by_key.pop(key, None)
         if run is not None:
             self._body_bytes -= len(run.arrival.delivery.raw)
-        return run
 
 
 class _ThreadedRun(msgspec.Struct):
@@ -299,13 +291,15 @@ class InlineRuns:
                 await self.record_ended()
 
     async def end(self) -> None:
-        """Wait for the runs in flight, and try a last time to record the ended ones.
+        """Try a last time to record the ended runs, and wait for those in flight.
 
         Those that remain are logged, also if it is cancelled: their outcomes are lost with the
         process.
         """
         try:
-            await self.wait_until_ended()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.record_ended)
+                await self.wait_until_ended()
             await self.record_ended()
         finally:
             self.report_unrecorded()
@@ -322,7 +316,9 @@ class InlineRuns:
                 nursery.start_soon(self._try_to_record, ended)
 
     async def _try_to_record(self, ended: EndedRun) -> None:
-        if ended.lease.key not in self._in_flight:  # otherwise a redelivery records it
+        key = ended.lease.key
+        # Otherwise a redelivery records it, or has recorded it.
+        if key not in self._in_flight and self.unrecorded.by_key.get(key) is ended:
             with suppress(StoreUnavailableError):
                 await self._record_ended(ended)
         await trio.lowlevel.checkpoint()
@@ -349,18 +345,19 @@ class InlineRuns:
         lease = in_flight.lease = admitted.lease
         if admitted.admission is Admission.RUNNING:
             return
-        attempt = admitted.attempts if lease is None else admitted.attempts + 1
-        if self.unrecorded.take(key, admitted.earlier) is not ended:
-            # It was replayed since. A delivery that waits is answered 503, and comes again.
-            if lease is not None:
-                await self._recorder.release(lease)
+        self.unrecorded.remove(key)
+        if lease is not None and admitted.earlier != ended.arrival.earlier_attempts:
+            # It was replayed since: the outcome is obsolete. A delivery that waits is answered 503,
+            # and comes again.
+            await self._recorder.release(lease)
             return
+        attempt = admitted.attempts if lease is None else admitted.attempts + 1
         if lease is not None:
             await self._record(lease, ended.arrival, ended.handler, ended.outcome, ended.seconds)
         in_flight.answer = answers.OK
         is_done = admitted.admission is Admission.DONE and isinstance(ended.outcome, Done)
         if lease is None and not is_done:
-            self._recorder.report_lost([key])  # another process has it, or has ended it
+            self._recorder.report_unrecorded([key])  # another process has it, or has ended it
             return
         # Without a lease it is done: the store has confirmed the outcome too late.
         self._recorder.report(

@@ -453,8 +453,8 @@ class WebhookReceiver:
         if self._last is None:
             await trio.lowlevel.checkpoint()
             return
+        self._last.runner.inline.report_unrecorded()  # first: the store may not answer
         await self._last.runner.leave()
-        self._last.runner.inline.report_unrecorded()
         await self._write_report(self._last.inbox, self._last)
 
     @property

@@ -286,18 +286,17 @@ class OutcomeRecorder:
         )
 
     def report_unrecorded(self, keys: Sequence[str]) -> None:
-        """Log the events whose runs have ended, and whose outcomes are no longer kept, although
-        the store did not confirm them."""
-        _log.warning(
-            "webhook.outcomes_unrecorded",
-            keys=keys[:_NAMED],
-            events=len(keys),
-            hint=(
-                "the store did not confirm these outcomes, and the process ends, or has too many "
-                "of them; their senders were answered 503, and a redelivery may run their handlers "
-                "again"
-            ),
-        )
+        """Log the events whose runs have ended, and whose outcomes will not be recorded."""
+        for first in range(0, len(keys), _NAMED):
+            _log.warning(
+                "webhook.outcomes_unrecorded",
+                keys=keys[first : first + _NAMED],
+                events=len(keys),
+                hint=(
+                    "the store did not confirm these outcomes, and they cannot be recorded any "
+                    "later; their senders were answered 503, and the handlers may run again"
+                ),
+            )
 
     def report_superseded(self, keys: Sequence[tuple[str, str]]) -> None:
         """Count and log events that were ended because a newer one of their subject waits."""

@@ -202,6 +202,37 @@ async def test_another_body_is_evidence_beside_the_one_that_was_handled(
     assert (shop.runs, bench.counters.values["different_body"]) == (["m1"], 1)
 
 
+async def test_a_run_that_does_not_end_takes_no_time_of_the_last_record(stores: Stores) -> None:
+    shop = Shop()
+    bench = shop.bench((await stores.open()).raw)
+    with failing_ends(bench.inbox), pytest.raises(StoreUnavailableError):
+        await deliver(bench)
+    bench.runner.inline._in_flight["other"] = inline.InFlight(b"")
+    with trio.move_on_after(2):
+        await bench.runner.inline.end()
+    assert (await bench.inbox.get("m1")).state is DeliveryState.DONE
+
+
+async def test_one_that_is_dropped_while_it_is_recorded_is_recorded(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop = Shop()
+    bench = shop.bench((await stores.open()).raw)
+    with failing_ends(bench.inbox), pytest.raises(StoreUnavailableError):
+        await deliver(bench)
+    claim = bench.inbox.claim
+
+    async def drop(*arguments: Any, **named: Any) -> Any:
+        admitted = await claim(*arguments, **named)
+        bench.runner.inline.unrecorded.remove("m1")
+        return admitted
+
+    with patch.object(bench.inbox, "claim", drop):
+        await bench.runner.inline.record_ended()
+    assert (await bench.inbox.get("m1")).state is DeliveryState.DONE
+    assert [await deliver(bench), len(shop.runs)] == [200, 1]
+
+
 async def test_too_many_are_dropped_and_named(
     stores: Stores, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

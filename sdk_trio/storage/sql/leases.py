@@ -1,9 +1,9 @@
 """Leases: claim, renew, give up and take over deliveries; leases of single tasks.
 
 A lease is a token in the row of a delivery, with an owner and a deadline. Every claim writes a new
-token, and an outcome has to name it. A renewal gives up every lease of its owner that the owner
-does not hold in memory, and a lease without renewal expires. So an abandoned call, a late commit
-and a lost answer need no undo.
+token (one that records the outcome of an ended run: that run's), and an outcome has to name it. A
+renewal gives up every lease of its owner that the owner does not hold in memory, and a lease
+without renewal expires. So an abandoned call, a late commit and a lost answer need no undo.
 
 Functions of a transaction, described by :class:`storage.ports.Inbox`. A claim skips rows that
 another process is claiming (``SKIP LOCKED``), so any number of processes claim at the same time. A
