@@ -132,8 +132,7 @@ def test_worlds_that_their_seeds_have_drawn_are_clean(first):
 #: Seeds of drawn worlds that have found a defect (docs/explanation/proof.md).
 FOUND = (
     1000761, 1001151, 3000090, 10005994, 10014670, 10015019, 10016146, 10017896, 10017915,
-    20000411, 20008266, 20016293, 20017992, 30009791,
-    50043852, 50069704,
+    20000411, 20008266, 20016293, 20017992, 30009791, 50043852, 50069704, 50094001,
 )  # fmt: skip
 
 
