@@ -294,7 +294,7 @@ async def test_dead_letters_are_counted_since_a_time(stores):
 
 
 async def finished_message(store):
-    """The only message, once its row says so: it is written after the message was sent."""
+    """Return the only message, once its row has its end, which follows the sending."""
     with trio.fail_after(60):
         while (message := (await store.load()).messages[0]).finished_at is None:
             await trio.sleep(0.01)
