@@ -76,6 +76,16 @@ def logged(caplog: pytest.LogCaptureFixture, event: str) -> list[list[str]]:
     return [sorted(fields["keys"]) for name, fields in lines if name == event]
 
 
+async def claiming_bench(shop: Shop, inbox: Any) -> Bench:
+    """Return a bench whose inbox has read the keys of its store, and claims without a commit."""
+    bench = shop.bench(inbox)
+    with trio.fail_after(10):
+        while inbox.claim_unawaited(arrival(now=time.time()).delivery) is None:
+            await trio.sleep(0.01)
+    await bench.runner.renew()
+    return bench
+
+
 async def test_another_process_does_not_run_it_again(stores: Stores) -> None:
     shop = Shop()
     one, two = [shop.bench((await stores.open(owner)).raw) for owner in ("one", "two")]
@@ -184,13 +194,9 @@ async def test_another_body_is_evidence_beside_the_one_that_was_handled(
     stores: Stores, tmp_path: Path
 ) -> None:
     """The claim of the first one was not stored, either."""
-    inbox = (await stores.open(claims=tmp_path / "claims")).raw
     shop = Shop()
-    bench = shop.bench(inbox)
-    with trio.fail_after(10):
-        while inbox.claim_unawaited(arrival(now=time.time()).delivery) is None:
-            await trio.sleep(0.01)  # the keys of the store are being read
-    await bench.runner.renew()
+    inbox = (await stores.open(claims=tmp_path / "claims")).raw
+    bench = await claiming_bench(shop, inbox)
     broken = patch.object(inbox._engine, "transact", unavailable)
     with broken, pytest.raises(StoreUnavailableError):
         await deliver(bench, subject="first")
@@ -267,14 +273,9 @@ async def test_an_outcome_is_obsolete_after_a_replay(stores: Stores) -> None:
 async def test_an_end_together_with_its_claim_is_recorded_after_an_outage(
     stores: Stores, tmp_path: Path
 ) -> None:
-    inbox = (await stores.open(claims=tmp_path / "claims")).raw
     shop = Shop()
-    bench = shop.bench(inbox)
-
-    with trio.fail_after(10):
-        while inbox.claim_unawaited(arrival(now=time.time()).delivery) is None:
-            await trio.sleep(0.01)  # the keys of the store are being read
-    await bench.runner.renew()
+    inbox = (await stores.open(claims=tmp_path / "claims")).raw
+    bench = await claiming_bench(shop, inbox)
     with patch.object(inbox._engine, "transact", unavailable):
         for _ in range(2):
             with pytest.raises(StoreUnavailableError):
