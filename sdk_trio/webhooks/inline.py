@@ -399,6 +399,7 @@ class InlineRuns:
             self._recorder.report_different_body(delivery)
         else:
             self._recorder.report_duplicate(delivery)
+            await trio.lowlevel.checkpoint()
         self._counters.count("duplicate", signer=delivery.signer)
         return in_flight.answer or BUSY
 
