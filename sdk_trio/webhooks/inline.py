@@ -334,6 +334,8 @@ class InlineRuns:
         return in_flight
 
     async def _claim_and_record(self, ended: EndedRun, in_flight: InFlight) -> None:
+        """Claim an ended run as a redelivery would, record its outcome, and answer those who
+        wait; an outcome that is obsolete, or that another process has replaced, is dropped."""
         key = ended.lease.key
         delivery = replace(ended.arrival.delivery, received_at=self._clock())
         admitted = await self._inbox.claim(
